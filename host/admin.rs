@@ -189,7 +189,7 @@ struct Ready(Arc<Admin>);
 impl Handler for Ready {
     async fn handle(&self, _: &mut Request, _: &mut Depot, res: &mut Response, _: &mut FlowCtrl) {
         let ready = async {
-            self.0.service.check()?;
+            self.0.service.check_ready()?;
             self.0.service.listed_nodes().await
         };
         match ready.await {

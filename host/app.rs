@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use culvert_certificates::acme::Authority;
 use culvert_certificates::dns_command::DnsCommand;
-use culvert_certificates::local_ca::LocalCa;
 use culvert_certificates::zone::Zone;
 use culvert_domain::error::{Chain, Error, Result};
 use culvert_node::NodeContext;
@@ -48,15 +47,16 @@ use culvert_service::jobs::mail::{self, MailWorker};
 use culvert_service::jobs::notifier::{self, Notifier};
 use culvert_service::jobs::wakeups::Wakeups;
 use culvert_service::jobs::{
-    Jobs, Ticker, domain_checks, heartbeat, listener as listener_job, refusals as refusals_job, ticker,
+    Jobs, Ticker, domain_checks, drain, heartbeat, listener as listener_job, refusals as refusals_job, ticker,
 };
+use culvert_service::local_roots::LocalRoots;
 use culvert_service::metrics::Metrics;
 use culvert_service::rate_limits::RateLimits;
 use culvert_service::refusals::Refusals;
 use culvert_service::scope_changes::ScopeChanges;
 use culvert_service::secrets::Secrets;
 use culvert_service::{Service, audit_log, keys, sessions};
-use culvert_store::db::Db;
+use culvert_store::db::{Db, NEWER, Schema};
 use culvert_store::{Hint, Store, rate};
 
 /// How long requests and agents have to end when the host stops.
@@ -194,6 +194,7 @@ impl Host {
         if app.store.is_on_a_server() && (mode == Ticker::Auto || app.config.several_hosts) {
             workers.push(tokio::spawn(listener_job::run(app.jobs.clone())));
             workers.push(tokio::spawn(notifier::run(app.jobs.clone())));
+            workers.push(tokio::spawn(drain::run(app.jobs.clone())));
         }
         site::warn_if_shared(&app.config);
         if !admin_address.ip().is_loopback() {
@@ -201,6 +202,13 @@ impl Host {
         }
         tracing::info!(%address, %admin_address, nodes = app.embedded.count(), "ready");
         Ok(Self { app, address, admin_address, servers: vec![api, admin], workers, _lock: lock })
+    }
+
+    /// Has other hosts take the work of this one before it stops, as long as the settings allow.
+    pub async fn drain(&self) {
+        if let Err(error) = drain::before_stop(&self.app.jobs, self.app.config.drain.times()).await {
+            tracing::warn!(error = %Chain(&error), "the other hosts could not be asked to take over");
+        }
     }
 
     /// Stops the host: agents get a goodbye, requests end, and counts are recorded.
@@ -324,7 +332,14 @@ fn fleet(config: &Config, embedded: &Embedded, clock: Clock, claimed: Option<Mom
 async fn open_database(config: &Config) -> std::result::Result<Db, ConfigError> {
     let fail = |problem: &dyn std::fmt::Display| ConfigError::new("database_url", problem);
     let db = Db::open(&config.database_url()).await.map_err(|e| fail(&e))?;
-    db.migrate().await.map_err(|e| fail(&e))?;
+    match db.schema().await {
+        Schema::Current => {}
+        Schema::Older if !config.migrates() => {
+            return Err(fail(&"the database is of an earlier version; call `culvert migrate` first"));
+        }
+        Schema::Empty | Schema::Older => db.migrate().await.map_err(|e| fail(&e))?,
+        Schema::Newer => return Err(fail(&NEWER)),
+    }
     Ok(db)
 }
 
@@ -341,10 +356,10 @@ fn open_deliveries(config: &Config, clock: &Clock) -> std::result::Result<(Arc<G
 
 /// Opens the worker that has certificates issued.
 async fn open_certificates(config: &Config, clock: &Clock) -> std::result::Result<CertificateWorker, ConfigError> {
-    let local_ca = LocalCa::new(config.ca_dir(), clock.clone());
+    let local_roots = LocalRoots::new(config.ca_dir());
     let acme = &config.acme;
     let Some(directory) = acme.directory.clone() else {
-        return Ok(CertificateWorker::new(local_ca, None, acme.orders_per_hour));
+        return Ok(CertificateWorker::new(local_roots, None, acme.orders_per_hour));
     };
     let authority = Authority::new(directory, acme.contact.clone(), acme.root_certificates.as_deref(), clock.clone())
         .map_err(|e| ConfigError::new("acme.root_certificates", e))?;
@@ -360,7 +375,7 @@ async fn open_certificates(config: &Config, clock: &Clock) -> std::result::Resul
         }
         _ => None,
     };
-    Ok(CertificateWorker::new(local_ca, Some((authority, dns)), acme.orders_per_hour))
+    Ok(CertificateWorker::new(local_roots, Some((authority, dns)), acme.orders_per_hour))
 }
 
 fn api(config: &Config, service: &Arc<Service>, metrics: &Arc<Metrics>, refusals: &Arc<Refusals>) -> Api {

@@ -7,6 +7,7 @@ mod dev;
 mod device;
 mod host;
 mod key;
+mod migrate;
 mod node;
 mod operator;
 mod plan;
@@ -71,6 +72,11 @@ enum Command {
     /// The hosts that share a database
     #[command(subcommand)]
     Host(host::Host),
+    /// Bring the database up to date with this version
+    ///
+    /// Hosts of the version before go on meanwhile, unless the changelog says otherwise. `culvert serve` does so by itself on
+    /// SQLite, on an empty database, and with `database.migrate = "auto"`.
+    Migrate(migrate::Migrate),
     /// Nodes
     #[command(subcommand)]
     Node(node::Node),
@@ -175,11 +181,12 @@ fn execute(config: Config, output: Output, command: Command) -> Result<(), CliEr
             Command::Dev => dev::run(config).await,
             Command::Account(command) => command.run(&config, output).await,
             Command::Audit(command) => command.run(&config, output).await,
-            Command::Ca(command) => command.run(&config, output),
+            Command::Ca(command) => command.run(&config, output).await,
             Command::Team(command) => command.run(&config, output).await,
             Command::Key(command) => command.run(&config, output).await,
             Command::Device(command) => command.run(&config, output).await,
             Command::Host(command) => command.run(&config, output).await,
+            Command::Migrate(command) => command.run(&config, output).await,
             Command::Node(command) => command.run(&config, output).await,
             Command::Plan(command) => command.run(&config, output).await,
             Command::Policy(command) => command.run(&config, output).await,

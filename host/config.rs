@@ -3,6 +3,7 @@
 
 mod certificates;
 mod dashboard;
+mod database;
 mod mail;
 mod node;
 mod oidc;
@@ -24,6 +25,7 @@ use culvert_domain::fleet::AUTHORITY;
 use culvert_policy::load::chain::{PolicyConfig, Trust};
 use culvert_policy::serve::records::RecordsConfig;
 pub use dashboard::DashboardConfig;
+pub use database::{DatabaseConfig, DrainConfig, Migrate};
 pub use mail::MailConfig;
 use node::check_domain;
 pub use node::{HttpConfig, Listen, NodeConfig};
@@ -55,6 +57,7 @@ pub struct Config {
     /// PostgreSQL server on another machine must show a certificate for its name, unless the URL says
     /// `?sslmode=…`.
     pub database_url: Option<String>,
+    pub database: DatabaseConfig,
     /// File with the host's own keys, made on the first start (default: `secret.key` in `data_dir`). A database
     /// records which keys belong to it, and no host starts on it with others.
     pub secret_key_file: Option<PathBuf>,
@@ -72,6 +75,7 @@ pub struct Config {
     /// Seconds for which the nodes of a host that does not reach its PostgreSQL database go on, 60 to 3600. Their tunnels can
     /// be moved after that. The same on all hosts.
     pub node_authority_seconds: u64,
+    pub drain: DrainConfig,
     /// `[[extra_node]]` entries with the fields of `node`: more nodes in the same process, on addresses or
     /// ports of their own.
     pub extra_node: Vec<NodeConfig>,
@@ -181,6 +185,7 @@ impl Default for Config {
             docs_url: None,
             data_dir: "culvert-data".into(),
             database_url: None,
+            database: DatabaseConfig::default(),
             secret_key_file: None,
             default_plan: "self-hosted".into(),
             rate_limit: RateLimit { per_minute: 120, per_day: 10_000, failed_auth_per_minute: 30 },
@@ -191,6 +196,7 @@ impl Default for Config {
             trusted_proxies: Vec::new(),
             node: NodeConfig::default(),
             node_authority_seconds: AUTHORITY.as_secs(),
+            drain: DrainConfig::default(),
             extra_node: Vec::new(),
             geoip: GeoipConfig { database: None },
             dns: DnsConfig { resolver: None },
@@ -292,6 +298,7 @@ impl Config {
         if !(60..=3600).contains(&self.node_authority_seconds) {
             return Err(ConfigError::new("node_authority_seconds", "must be between 60 and 3600"));
         }
+        self.drain.check()?;
         let api = &self.api;
         for (setting, bound) in [
             ("api.connections", api.connections),

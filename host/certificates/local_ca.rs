@@ -5,10 +5,9 @@
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use culvert_wire::clock::Clock;
 use culvert_wire::{private_dir, tls};
 use rcgen::{
     BasicConstraints, CertificateParams, CidrSubnet, DnType, ExtendedKeyUsagePurpose, GeneralSubtree, IsCa, Issuer,
@@ -31,25 +30,9 @@ const LEAF_LIFE: TimeDelta = TimeDelta::days(30);
 /// Clocks of visitors may be slow.
 const BEFORE: TimeDelta = TimeDelta::days(1);
 
-/// Why a certificate could not be signed.
-#[derive(Debug, thiserror::Error)]
-#[error("{}: {problem}", .path.display())]
-pub struct LocalCaError {
-    path: PathBuf,
-    problem: String,
-}
-
-/// The roots of all domains, each in a folder named like it.
-#[derive(Clone, Debug)]
-pub struct LocalCa {
-    folder: PathBuf,
-    clock: Clock,
-}
-
-/// The root certificate of one domain.
+/// The root certificate of one domain, with its key.
 pub struct Root {
-    /// Where it is.
-    pub path: PathBuf,
+    /// The certificate.
     pub pem: String,
     /// SHA-256 of the certificate, in hexadecimal.
     pub fingerprint: String,
@@ -57,83 +40,99 @@ pub struct Root {
     key: KeyPair,
 }
 
-impl LocalCa {
-    pub fn new(folder: PathBuf, clock: Clock) -> Self {
-        Self { folder, clock }
-    }
-
-    /// The root certificate of a domain. It is made on first use.
+impl Root {
+    /// Makes a root for a domain.
     ///
     /// # Errors
     ///
-    /// If its files cannot be read or written.
-    pub fn root(&self, domain: &str) -> Result<Root, LocalCaError> {
-        let folder = self.folder.join(domain);
-        let fail =
-            |problem: &dyn std::fmt::Display| LocalCaError { path: folder.clone(), problem: problem.to_string() };
-        private_dir::open(&self.folder).map_err(|e| fail(&e))?;
-        private_dir::open(&folder).map_err(|e| fail(&e))?;
-        let known = if folder.join(ROOT).exists() { Some(Root::read(&folder).map_err(|e| fail(&e))?) } else { None };
-        if let Some(known) = known.filter(|root| root.not_after > self.clock.now() + ROOT_REST) {
-            return Ok(known);
-        }
-        self.create(&folder, domain).map_err(|e| fail(&e))?;
-        Root::read(&folder).map_err(|e| fail(&e))
-    }
-
-    /// Signs a certificate for a domain and all names one label below it.
-    ///
-    /// # Errors
-    ///
-    /// If the root's files cannot be read or written.
-    pub fn issue(&self, domain: &str) -> Result<Issued, LocalCaError> {
-        let root = self.root(domain)?;
-        let not_after = self.clock.now() + LEAF_LIFE;
-        let fail = |error: rcgen::Error| LocalCaError { path: root.path.clone(), problem: error.to_string() };
-        let key = KeyPair::generate().map_err(fail)?;
-        let names = vec![domain.to_owned(), format!("*.{domain}")];
-        let mut params = CertificateParams::new(names).map_err(fail)?;
-        params.distinguished_name.push(DnType::CommonName, domain);
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        params.use_authority_key_identifier_extension = true;
-        (params.not_before, params.not_after) = (at(self.clock.now() - BEFORE), at(not_after));
-        let issuer = Issuer::new(root_params(domain), &root.key);
-        let certificate = params.signed_by(&key, &issuer).map_err(fail)?;
-        Ok(Issued { issuer: root.issuer(), chain: certificate.pem(), key: key.serialize_der(), not_after })
-    }
-
-    /// Makes a root. A former one goes first: where the certificate's file is, its key is there too.
-    fn create(&self, folder: &Path, domain: &str) -> io::Result<()> {
-        let key = KeyPair::generate().map_err(io::Error::other)?;
-        let now = self.clock.now();
+    /// If no key can be made, or the domain is no name of the DNS.
+    pub fn create(domain: &str, now: DateTime<Utc>) -> Result<Self, rcgen::Error> {
+        let key = KeyPair::generate()?;
         let mut params = root_params(domain);
         (params.not_before, params.not_after) = (at(now - BEFORE), at(now + ROOT_LIFE));
-        let certificate = params.self_signed(&key).map_err(io::Error::other)?;
-        match fs::remove_file(folder.join(ROOT)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        private_dir::replace(&folder.join(KEY), key.serialize_pem().as_bytes())?;
-        private_dir::replace(&folder.join(ROOT), certificate.pem().as_bytes())
+        let certificate = params.self_signed(&key)?;
+        Ok(Self {
+            fingerprint: hex::encode(tls::fingerprint(certificate.der())),
+            pem: certificate.pem(),
+            not_after: now + ROOT_LIFE,
+            key,
+        })
     }
-}
 
-impl Root {
-    fn read(folder: &Path) -> io::Result<Self> {
-        let invalid = |problem: String| io::Error::new(io::ErrorKind::InvalidData, problem);
-        let path = folder.join(ROOT);
-        let pem = fs::read_to_string(&path)?;
-        let der = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|e| invalid(format!("{ROOT}: {e}")))?;
-        let key = fs::read_to_string(folder.join(KEY))?;
-        let key = KeyPair::from_pem(&key).map_err(|e| invalid(format!("{KEY}: {e}")))?;
-        let not_after = not_after(&der).ok_or_else(|| invalid(format!("{ROOT}: it is no certificate")))?;
-        Ok(Self { path, fingerprint: hex::encode(tls::fingerprint(&der)), pem, not_after, key })
+    /// Reads a certificate, and its key as [`Root::key`] gives it. None if they are not that.
+    pub fn read(pem: &str, key: &[u8]) -> Option<Self> {
+        let der = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
+        let key = KeyPair::from_pem(str::from_utf8(key).ok()?).ok()?;
+        let (_, certificate) = parse_x509_certificate(&der).ok()?;
+        let not_after = DateTime::from_timestamp(certificate.validity().not_after.timestamp(), 0)?;
+        Some(Self { pem: pem.into(), fingerprint: hex::encode(tls::fingerprint(&der)), not_after, key })
+    }
+
+    /// Its key (PKCS #8 as PEM, RFC 7468).
+    pub fn key(&self) -> String {
+        self.key.serialize_pem()
+    }
+
+    /// Whether certificates are still signed with it.
+    pub fn is_good(&self, now: DateTime<Utc>) -> bool {
+        self.not_after > now + ROOT_REST
     }
 
     /// The name of this root as an issuer.
     pub fn issuer(&self) -> String {
         format!("local:{}", self.fingerprint)
+    }
+
+    /// Signs a certificate for its domain and all names one label below it.
+    ///
+    /// # Errors
+    ///
+    /// If no key can be made, or the domain is no name of the DNS.
+    pub fn issue(&self, domain: &str, now: DateTime<Utc>) -> Result<Issued, rcgen::Error> {
+        let (key, not_after) = (KeyPair::generate()?, now + LEAF_LIFE);
+        let mut params = CertificateParams::new(vec![domain.to_owned(), format!("*.{domain}")])?;
+        params.distinguished_name.push(DnType::CommonName, domain);
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        params.use_authority_key_identifier_extension = true;
+        (params.not_before, params.not_after) = (at(now - BEFORE), at(not_after));
+        let certificate = params.signed_by(&key, &Issuer::new(root_params(domain), &self.key))?;
+        Ok(Issued { issuer: self.issuer(), chain: certificate.pem(), key: key.serialize_der(), not_after })
+    }
+}
+
+/// Where the root certificates are for whoever is to trust them: `<domain>/root.pem`.
+#[derive(Clone, Debug)]
+pub struct RootFolder(pub PathBuf);
+
+impl RootFolder {
+    pub fn path(&self, domain: &str) -> PathBuf {
+        self.0.join(domain).join(ROOT)
+    }
+
+    /// The root that an earlier version has kept here, with its key.
+    pub fn former(&self, domain: &str) -> Option<Root> {
+        let pem = fs::read_to_string(self.path(domain)).ok()?;
+        Root::read(&pem, &fs::read(self.0.join(domain).join(KEY)).ok()?)
+    }
+
+    /// Writes a certificate, and removes the key that an earlier version has kept beside it.
+    ///
+    /// # Errors
+    ///
+    /// If the files cannot be changed.
+    pub fn keep(&self, domain: &str, pem: &str) -> io::Result<()> {
+        let folder = self.0.join(domain);
+        if fs::read_to_string(folder.join(ROOT)).is_ok_and(|known| known == pem) && !folder.join(KEY).exists() {
+            return Ok(());
+        }
+        private_dir::open(&self.0)?;
+        private_dir::open(&folder)?;
+        private_dir::replace(&folder.join(ROOT), pem.as_bytes())?;
+        match fs::remove_file(folder.join(KEY)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -154,11 +153,6 @@ fn root_params(domain: &str) -> CertificateParams {
     params
 }
 
-fn not_after(der: &[u8]) -> Option<DateTime<Utc>> {
-    let (_, certificate) = parse_x509_certificate(der).ok()?;
-    DateTime::from_timestamp(certificate.validity().not_after.timestamp(), 0)
-}
-
 fn at(time: DateTime<Utc>) -> OffsetDateTime {
     OffsetDateTime::from_unix_timestamp(time.timestamp()).unwrap_or(OffsetDateTime::UNIX_EPOCH)
 }
@@ -168,27 +162,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn root_is_kept_until_its_life_is_nearly_over() {
-        let folder = tempfile::tempdir().unwrap();
-        let clock = Clock::manual(DateTime::from_timestamp(1_800_000_000, 0).unwrap());
-        let ca = LocalCa::new(folder.path().join("ca"), clock.clone());
-        let first = ca.root("tunnels.example.com").unwrap();
-        assert!(first.not_after > clock.now() + TimeDelta::days(3600));
-        assert_eq!(ca.root("tunnels.example.com").unwrap().fingerprint, first.fingerprint);
-        assert_ne!(ca.root("other.example.com").unwrap().fingerprint, first.fingerprint, "each domain has its own");
-        assert_eq!(ca.issue("tunnels.example.com").unwrap().issuer, first.issuer());
-
-        clock.advance(std::time::Duration::from_hours(24 * 3600));
-        assert_ne!(ca.root("tunnels.example.com").unwrap().fingerprint, first.fingerprint);
-    }
-
-    #[test]
-    fn unreadable_root_is_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let ca = LocalCa::new(folder.path().into(), Clock::system());
-        let path = ca.root("a.example").unwrap().path;
-        fs::write(&path, "nothing").unwrap();
-        let error = ca.issue("a.example").map(|_| ()).unwrap_err().to_string();
-        assert!(error.contains("a.example: root.pem: "), "{error}");
+    fn root_signs_until_its_life_is_nearly_over_and_is_read_back() {
+        let now = DateTime::from_timestamp(1_800_000_000, 0).unwrap();
+        let root = Root::create("tunnels.example.com", now).unwrap();
+        assert!(root.is_good(now + TimeDelta::days(3559)) && !root.is_good(now + TimeDelta::days(3560)));
+        let read = Root::read(&root.pem, root.key().as_bytes()).unwrap();
+        assert_eq!((&read.fingerprint, read.not_after), (&root.fingerprint, root.not_after));
+        assert_eq!(read.issue("tunnels.example.com", now).unwrap().issuer, root.issuer());
+        assert!(Root::read(&root.pem, b"nothing").is_none() && Root::read("nothing", root.key().as_bytes()).is_none());
     }
 }

@@ -1,11 +1,13 @@
 //! `culvert ca …`
 
 use clap::Subcommand;
-use culvert_certificates::local_ca::{LocalCa, Root};
-use culvert_wire::clock::Clock;
+use culvert_certificates::local_ca::Root;
+use culvert_service::local_roots::LocalRoots;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::path::Path;
 
-use super::{CliError, print, refused};
+use super::{CliError, operator, print, refused};
 use crate::cli::Output;
 use crate::config::Config;
 
@@ -28,24 +30,30 @@ pub(super) enum Ca {
 }
 
 impl Ca {
-    pub(super) fn run(&self, config: &Config, output: Output) -> Result<(), CliError> {
+    pub(super) async fn run(&self, config: &Config, output: Output) -> Result<(), CliError> {
         let Self::Show { pem, path } = self;
         let domains: Vec<&String> = config.nodes().into_iter().filter_map(|(_, node)| node.domain.as_ref()).collect();
         if domains.is_empty() {
             return Err(refused("no node has a domain; set node.domain"));
         }
-        let ca = LocalCa::new(config.ca_dir(), Clock::system());
-        let root = |domain: &String| Ok((domain.clone(), ca.root(domain).map_err(refused)?));
-        let roots: Vec<(String, Root)> = domains.into_iter().map(root).collect::<Result<_, CliError>>()?;
-        let shown: Vec<Value> = roots.iter().map(|(domain, root)| as_json(domain, root)).collect();
+        let (store, secrets) = operator::store_and_secrets(config).await?;
+        let local_roots = LocalRoots::new(config.ca_dir());
+        // Those of the nodes of other hosts as well.
+        let known = store.local_roots().await?.into_iter().map(|root| root.domain);
+        let mut roots = Vec::new();
+        for domain in known.chain(domains.into_iter().cloned()).collect::<BTreeSet<_>>() {
+            let root = local_roots.root(&store, &secrets, &domain).await?;
+            roots.push((local_roots.path(&domain), domain, root));
+        }
+        let shown: Vec<Value> = roots.iter().map(|(path, domain, root)| as_json(path, domain, root)).collect();
         print(output, &json!({ "roots": shown }), || {
-            let texts = roots.iter().map(|(domain, root)| {
+            let texts = roots.iter().map(|(file, domain, root)| {
                 if *pem {
                     root.pem.trim_end().to_owned()
                 } else if *path {
-                    root.path.display().to_string()
+                    file.display().to_string()
                 } else {
-                    text(domain, root)
+                    text(file, domain, root)
                 }
             });
             texts.collect::<Vec<_>>().join("\n")
@@ -54,20 +62,20 @@ impl Ca {
     }
 }
 
-fn as_json(domain: &str, root: &Root) -> Value {
+fn as_json(path: &Path, domain: &str, root: &Root) -> Value {
     json!({
         "domain": domain,
-        "path": root.path,
+        "path": path,
         "sha256": root.fingerprint,
         "not_after": root.not_after,
         "pem": root.pem,
     })
 }
 
-fn text(domain: &str, root: &Root) -> String {
+fn text(path: &Path, domain: &str, root: &Root) -> String {
     format!(
         "{domain}\n  file       {}\n  SHA-256    {}\n  not after  {}",
-        root.path.display(),
+        path.display(),
         root.fingerprint,
         root.not_after.format("%Y-%m-%d")
     )

@@ -8,7 +8,6 @@ use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -65,10 +64,10 @@ pub(super) async fn run(mut config: Config) -> Result<(), CliError> {
     config.dashboard.require_second_factor = RequireSecondFactor::Never;
     serve::log(config.log.format, "warn");
     let folder = config.data_dir.clone();
-    let mut stopped = pin!(serve::stopped().map_err(refused)?);
+    let mut stop = serve::StopSignals::listen().map_err(refused)?;
     let host = tokio::select! {
         host = Host::start(config, Clock::system(), Ticker::Auto) => host?,
-        () = stopped.as_mut() => return Ok(()),
+        () = stop.next() => return Ok(()),
     };
     let (sample, sample_server) = sample_service().await?;
     let api = format!("http://{}/v2", host.address);
@@ -77,12 +76,12 @@ pub(super) async fn run(mut config: Config) -> Result<(), CliError> {
         ready = set_up(&host.app, &api, &folder, sample, &mut agent) => match ready {
             Ok(introduction) => {
                 print_line(PROGRAM, &introduction);
-                stopped.as_mut().await;
+                stop.next().await;
                 Ok(())
             }
             Err(problem) => Err(problem),
         },
-        () = stopped.as_mut() => Ok(()),
+        () = stop.next() => Ok(()),
     };
     if let Some(agent) = agent {
         end(agent).await;

@@ -1,10 +1,12 @@
 //! `culvert host …`
 
 use clap::Subcommand;
+use culvert_domain::fleet::HostState;
+use culvert_store::Store;
 use culvert_store::hosts::HostRecord;
 use serde_json::{Value, json};
 
-use super::{CliError, operator, print, table};
+use super::{CliError, operator, print, refused, table};
 use crate::cli::Output;
 use crate::config::Config;
 
@@ -12,12 +14,26 @@ use crate::config::Config;
 pub(super) enum Host {
     /// List the hosts on the database
     List,
+    /// Have other hosts take the work of one that is to be stopped
+    ///
+    /// It takes no new tunnels, is not ready for load balancers, and sends its agents to other hosts, within about 20 seconds. It
+    /// goes on until it is stopped; what its nodes serve goes on as well, and can be moved. A start ends this.
+    Drain {
+        /// Its name or id
+        host: String,
+        /// Have it take work again
+        #[arg(long)]
+        undo: bool,
+    },
 }
 
 impl Host {
     pub(super) async fn run(self, config: &Config, output: Output) -> Result<(), CliError> {
-        let Self::List = self;
-        let hosts = operator::store(config).await?.hosts().await?;
+        let store = operator::store(config).await?;
+        let hosts = store.hosts().await?;
+        if let Self::Drain { host, undo } = self {
+            return drain(output, &store, &hosts, &host, !undo).await;
+        }
         let value = json!({"data": hosts.iter().map(record).collect::<Vec<_>>()});
         print(output, &value, || {
             let mut rows = vec![
@@ -30,6 +46,32 @@ impl Host {
         });
         Ok(())
     }
+}
+
+async fn drain(output: Output, store: &Store, hosts: &[HostRecord], name: &str, drains: bool) -> Result<(), CliError> {
+    let mut named = hosts.iter().filter(|host| host.name == name || host.id.to_string() == name);
+    let host =
+        named.next().ok_or_else(|| refused(format!("there is no host {name}; `culvert host list` shows them")))?;
+    if named.next().is_some() {
+        return Err(refused(format!("several hosts are called {name}; use an id")));
+    }
+    let takes_over = |other: &HostRecord| other.id != host.id && other.state == HostState::Alive;
+    if drains && !hosts.iter().any(takes_over) {
+        return Err(refused(format!("no other host is there to take the work of {name}; stop it instead")));
+    }
+    if !host.state.is_alive() || !store.drain_host(host.id, drains).await? {
+        return Err(refused(format!("the host {name} is {}", host.state)));
+    }
+    let value = json!({"host": host.id, "draining": drains});
+    print(output, &value, || {
+        let (id, devices) = (host.id, host.devices);
+        if drains {
+            format!("host {id} ({name}) drains; {devices} devices are to go to other hosts")
+        } else {
+            format!("host {id} ({name}) takes work again")
+        }
+    });
+    Ok(())
 }
 
 fn row(host: &HostRecord) -> Vec<String> {

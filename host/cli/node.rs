@@ -9,7 +9,6 @@ use uuid::Uuid;
 use super::{CliError, operator, print, refused, table};
 use crate::cli::Output;
 use crate::config::Config;
-use culvert_domain::fleet::HostState;
 use culvert_domain::node::{self, NodeStatus};
 use culvert_service::catalog;
 use culvert_store::Store;
@@ -105,7 +104,7 @@ async fn abandon(output: Output, store: &Store, node: &node::Node, force: bool) 
         return Err(refused(format!("node {id} ({name}) has no host: nothing waits for it")));
     };
     let alive = || refused(format!("the host of node {id} ({name}), on {host_name}, is alive; stop it instead"));
-    if state == HostState::Alive {
+    if state.is_alive() {
         return Err(alive());
     }
     let until = serves_until.format("%Y-%m-%d %H:%M:%S");
@@ -129,7 +128,7 @@ async fn abandon(output: Output, store: &Store, node: &node::Node, force: bool) 
 
 fn list(output: Output, nodes: &[node::Node], hosts: &HashMap<Uuid, NodeHost>) {
     // A host that is alive has its nodes serve on.
-    let ends = |host: &NodeHost| (host.state != HostState::Alive).then_some(host.serves_until);
+    let ends = |host: &NodeHost| (!host.state.is_alive()).then_some(host.serves_until);
     let value = |node: &node::Node| {
         let mut value = record(node);
         let host = hosts.get(&node.id);

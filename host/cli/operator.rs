@@ -14,7 +14,7 @@ use culvert_domain::error::Chain;
 use culvert_service::secrets::Secrets;
 use culvert_service::{audit_log, keys};
 use culvert_store::Store;
-use culvert_store::db::{Db, Schema};
+use culvert_store::db::{Db, NEWER, Schema};
 
 /// Opens the store that the host of this configuration uses.
 pub(super) async fn store(config: &Config) -> Result<Store, CliError> {
@@ -33,9 +33,9 @@ pub(super) async fn store_and_secrets(config: &Config) -> Result<(Store, Secrets
         Schema::Current => {}
         Schema::Empty => db.migrate().await.map_err(|e| fail(&e))?,
         Schema::Older => {
-            return Err(fail(&"the database is older than this program; restart the host with it first").into());
+            return Err(fail(&"the database is of an earlier version; call `culvert migrate` first").into());
         }
-        Schema::Newer => return Err(fail(&"the database was made by a newer version of this program").into()),
+        Schema::Newer => return Err(fail(&NEWER).into()),
     }
     let secrets = keys::open(&db, &config.secret_key_file(), &clock).await;
     let secrets = secrets.map_err(|e| ConfigError::new("secret_key_file", Chain(&e)))?;

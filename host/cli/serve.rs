@@ -1,7 +1,6 @@
 //! `culvert serve`: the production start.
 
 use std::io::IsTerminal;
-use std::pin::pin;
 use std::sync::Arc;
 
 use culvert_wire::clock::Clock;
@@ -11,9 +10,10 @@ use tracing_subscriber::EnvFilter;
 
 use super::{CliError, refused, set_up};
 use crate::app::{App, Host};
-use crate::config::{Config, LogFormat};
+use crate::config::{Config, ConfigError, LogFormat};
 use crate::policies;
 use culvert_service::jobs::Ticker;
+use culvert_store::db::NEWER;
 
 pub(super) async fn run(config: Config) -> Result<(), CliError> {
     log(config.log.format, "info");
@@ -21,17 +21,27 @@ pub(super) async fn run(config: Config) -> Result<(), CliError> {
     // From the first moment on: unheard, it ends the process.
     let hangup = signal(SignalKind::hangup()).map_err(refused)?;
     // Before the host is ready: who reads that it is may stop it at once.
-    let mut stopped = pin!(stopped().map_err(refused)?);
+    let mut stop = StopSignals::listen().map_err(refused)?;
     let host = tokio::select! {
         host = Host::start(config, Clock::system(), Ticker::Auto) => host?,
-        () = stopped.as_mut() => return Ok(()),
+        () = stop.next() => return Ok(()),
     };
     set_up::offer(&host.app).await?;
     let reloads = tokio::spawn(reload_on(hangup, host.app.clone()));
-    stopped.await;
+    let outdated = tokio::select! {
+        () = stop.next() => false,
+        () = host.app.service.fleet().until_outdated() => true,
+    };
+    if outdated {
+        tracing::error!("{NEWER}; this host stops");
+    }
+    tokio::select! {
+        () = host.drain() => {}
+        () = stop.next() => tracing::info!("told to stop again: nothing is waited for any longer"),
+    }
     reloads.abort();
     host.stop().await;
-    Ok(())
+    if outdated { Err(ConfigError::new("database_url", NEWER).into()) } else { Ok(()) }
 }
 
 /// Reloads the policies at every SIGHUP, but while they are rolled back. How that went is in the log and in `culvert policy status`.
@@ -55,13 +65,23 @@ pub(super) fn log(format: LogFormat, level: &str) {
     }
 }
 
-/// Waits for Ctrl-C or a request to end, from now on.
-pub(super) fn stopped() -> std::io::Result<impl Future<Output = ()>> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    Ok(async move {
+/// Ctrl-C, and requests to end.
+pub(super) struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl StopSignals {
+    /// Listens from now on.
+    pub(super) fn listen() -> std::io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    /// Waits for the next one.
+    pub(super) async fn next(&mut self) {
         tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
         }
-    })
+    }
 }

@@ -10,8 +10,8 @@ use super::ConfigError;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CertificatesConfig {
-    /// Folder of the local authority that signs the certificates of `node.domain` (default: `ca` in `data_dir`). It is
-    /// readable by the host's user alone (0700).
+    /// Folder for copies of the root certificates of the local authority, which signs the certificates of `node.domain`
+    /// (default: `ca` in `data_dir`). It is readable by the host's user alone (0700).
     pub ca_dir: Option<PathBuf>,
 }
 

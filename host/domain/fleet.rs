@@ -52,9 +52,18 @@ string_enum! {
     /// Whether a host runs, as its database knows it.
     HostState {
         Alive "alive",
+        /// Alive, but other hosts are to take its work: it is to be stopped.
+        Draining "draining",
         /// It was not heard of for the length of its lease.
         Silent "silent",
         Ended "ended",
+    }
+}
+
+impl HostState {
+    /// Whether it is heard of.
+    pub fn is_alive(self) -> bool {
+        matches!(self, Self::Alive | Self::Draining)
     }
 }
 
@@ -86,6 +95,8 @@ pub struct HostLease {
     pub until: DateTime<Utc>,
     /// It was taken for dead, or has stopped. It must start anew.
     pub ended: bool,
+    /// Another host is to lead in its place.
+    pub drains: bool,
 }
 
 /// What came of a heartbeat.
@@ -108,7 +119,11 @@ impl Cluster {
             self.grace_until = now + GRACE;
         }
         self.alive_at = Some(now);
-        self.leader.take_or_keep(host, now);
+        if host.drains {
+            self.leader.release(host.id, now);
+        } else {
+            self.leader.take_or_keep(host, now);
+        }
         Beat::Renewed
     }
 
@@ -137,6 +152,11 @@ impl Cluster {
 pub fn away() -> Error {
     let away = "This host does not reach its database right now; try again.";
     Error::new(Code::ServiceUnavailable, away).after(HEARTBEAT_EVERY)
+}
+
+/// What a host that drains says to those who ask whether it is ready.
+pub fn draining() -> Error {
+    Error::new(Code::ServiceUnavailable, "This host is about to be stopped; ask another one.")
 }
 
 /// A host whose lease was over at this time is dead now.

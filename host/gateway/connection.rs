@@ -68,6 +68,8 @@ enum End {
     Busy,
     #[error("the host is stopping")]
     Stopping,
+    #[error("the host is about to be stopped")]
+    Draining,
     #[error("the host does not reach its database")]
     Away,
     #[error("the agent does not speak this host's language: {0}")]
@@ -98,6 +100,7 @@ pub(crate) async fn serve_connection(control: Arc<Control>, socket: WebSocket, s
             let span = tracing::info_span!("agent", device_id = %device.id());
             AgentConnection::new(control, link, device, consent, client).run().instrument(span).await;
         }
+        Ok(Err(end @ End::Draining)) => say_goodbye(&mut link, &end.to_string(), CROWDED_FOR).await,
         Ok(Err(end @ (End::Full | End::TooOften | End::Busy))) => {
             control.refused.count(if matches!(end, End::Full) { "agents" } else { "arrivals" });
             let later = match end {
@@ -140,6 +143,9 @@ async fn handshake(
     let ToHost::Hello(hello) = link.receive().await? else {
         return Err(End::Protocol("its first frame is no hello".into()));
     };
+    if control.service.fleet().drains() {
+        return Err(End::Draining);
+    }
     let hello: Hello = *hello;
     let work = identify(&control.service, hello, &nonce);
     let identified = control.arrivals.prove(&mut stranger.unproven, work).await.ok_or(End::Busy)??;
@@ -249,8 +255,7 @@ impl AgentConnection {
 
     async fn listen(&mut self) -> End {
         let (control, clock) = (self.control.clone(), self.control.clock.clone());
-        let (woken, replaced, stop) =
-            (self.handle.woken.clone(), self.handle.replaced.clone(), self.control.stop.clone());
+        let (ConnectionHandle { woken, replaced, sent_away, .. }, stop) = (self.handle.clone(), control.stop.clone());
         let device_id = self.device.id();
         let mut heard = clock.moment();
         loop {
@@ -258,6 +263,7 @@ impl AgentConnection {
                 biased;
                 () = stop.cancelled() => Err(End::Stopping),
                 () = replaced.cancelled() => Err(End::Replaced),
+                () = sent_away.cancelled() => Err(End::Draining),
                 frame = paced(&mut self.link, &control, device_id) => {
                     heard = clock.moment();
                     match frame {

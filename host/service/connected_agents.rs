@@ -21,13 +21,15 @@ pub struct ConnectionHandle {
     pub woken: Arc<Notify>,
     /// Cancelled when a newer connection of the device takes its place.
     pub replaced: CancellationToken,
+    /// Cancelled when the agent is to connect to another host.
+    pub sent_away: CancellationToken,
 }
 
 impl ConnectedAgents {
     /// Registers a connection. An older connection of the same device is replaced and ends.
     pub fn add(&self, connection: Connection) -> ConnectionHandle {
-        let handle =
-            ConnectionHandle { connection, woken: Arc::new(Notify::new()), replaced: CancellationToken::new() };
+        let (woken, replaced, sent_away) = Default::default();
+        let handle = ConnectionHandle { connection, woken, replaced, sent_away };
         let former = lock(&self.connected).insert(connection.device_id, handle.clone());
         if let Some(former) = former {
             former.replaced.cancel();
@@ -57,6 +59,13 @@ impl ConnectedAgents {
     /// As [`ConnectedAgents::wake`], for all.
     pub fn wake_all(&self) {
         lock(&self.connected).values().for_each(|handle| handle.woken.notify_one());
+    }
+
+    /// Has so many agents connect to other hosts.
+    pub fn send_away(&self, count: usize) {
+        let connected = lock(&self.connected);
+        let here = connected.values().filter(|handle| !handle.sent_away.is_cancelled());
+        here.take(count).for_each(|handle| handle.sent_away.cancel());
     }
 
     /// Ends all connections.

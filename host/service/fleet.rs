@@ -6,6 +6,7 @@ use std::time::Duration;
 use culvert_domain::error::Result;
 use culvert_domain::fleet::{self, Cluster, WINDOW};
 use culvert_store::fleet::Heartbeat;
+use culvert_store::migrations;
 use culvert_wire::clock::{Clock, Moment};
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -30,6 +31,10 @@ struct Membership {
     sent: Moment,
     /// Whether the others have taken it for dead since.
     is_ended: bool,
+    /// Whether it is to be stopped, and another one takes its work.
+    drains: bool,
+    /// Whether the database needs a newer version of this program.
+    is_outdated: bool,
 }
 
 impl Fleet {
@@ -43,8 +48,14 @@ impl Fleet {
         claimed: Option<Moment>,
     ) -> Self {
         let agent_urls = watch::Sender::new(agent_url.into_iter().collect());
-        let membership =
-            claimed.map(|sent| Membership { cluster: Cluster::default(), has_others: false, sent, is_ended: false });
+        let membership = claimed.map(|sent| Membership {
+            cluster: Cluster::default(),
+            has_others: false,
+            sent,
+            is_ended: false,
+            drains: false,
+            is_outdated: false,
+        });
         Self { host_id, clock, authority, agent_urls, membership: watch::Sender::new(membership) }
     }
 
@@ -59,7 +70,7 @@ impl Fleet {
 
     /// Notes what came of a heartbeat that was sent at this moment since the machine was started.
     pub(crate) fn renewed(&self, heartbeat: &Heartbeat, sent: Moment) {
-        let Heartbeat { cluster, has_others, agent_urls, .. } = heartbeat.clone();
+        let Heartbeat { cluster, has_others, agent_urls, drains, oldest_schema, .. } = heartbeat.clone();
         self.agent_urls.send_if_modified(|known| {
             let changed = **known != *agent_urls;
             if changed {
@@ -67,7 +78,8 @@ impl Fleet {
             }
             changed
         });
-        let membership = Membership { cluster, has_others, sent, is_ended: false };
+        let is_outdated = oldest_schema > migrations::newest();
+        let membership = Membership { cluster, has_others, sent, is_ended: false, drains, is_outdated };
         self.membership.send_replace(Some(membership));
     }
 
@@ -110,6 +122,24 @@ impl Fleet {
     /// Whether there are other hosts on the database.
     pub fn has_others(&self) -> bool {
         self.membership.borrow().as_ref().is_some_and(|membership| membership.has_others)
+    }
+
+    /// Whether this host is to be stopped, and another one takes its work.
+    pub fn drains(&self) -> bool {
+        self.membership.borrow().as_ref().is_some_and(|membership| membership.drains)
+    }
+
+    /// Waits until this host drains, or does not any longer.
+    pub(crate) async fn until_drains(&self, drains: bool) {
+        let has_come = |membership: &Option<Membership>| membership.as_ref().is_some_and(|it| it.drains == drains);
+        // The sender is this one.
+        let _ = self.membership.subscribe().wait_for(has_come).await;
+    }
+
+    /// Waits until the database needs a newer version of this program.
+    pub async fn until_outdated(&self) {
+        let is_outdated = |membership: &Option<Membership>| membership.as_ref().is_some_and(|it| it.is_outdated);
+        let _ = self.membership.subscribe().wait_for(is_outdated).await;
     }
 
     /// Whether it does what is done once for all hosts.

@@ -1,8 +1,9 @@
-//! Background jobs of the host: the ticker, the checks of custom domains, certificates, refusals, mail, and the webhook deliveries.
+//! Background jobs of the host: the ticker, the drain before a stop, the checks of custom domains, certificates, refusals, mail, and the webhook deliveries.
 
 pub mod certificates;
 pub mod deliveries;
 pub mod domain_checks;
+pub mod drain;
 pub mod heartbeat;
 pub mod listener;
 pub mod mail;

@@ -10,6 +10,7 @@ use uuid::Uuid;
 use crate::secrets::{Purpose, SecretError, Secrets};
 use culvert_store::db::Db;
 use culvert_store::error::StoreError;
+use culvert_store::local_roots::LocalRoot;
 use culvert_store::policy_generations::StoredGeneration;
 use culvert_store::{Store, Write};
 
@@ -102,10 +103,12 @@ pub async fn reseal(store: &Store, secrets: &Secrets) -> Result<Resealed> {
         })
         .await?,
     };
+    let roots = store.local_roots().await?;
     let secrets = secrets.clone();
     let rest = store.write(None, move |write| {
         Box::pin(async move {
             reseal_accounts(write, &secrets).await?;
+            reseal_local_roots(write, &secrets, roots).await?;
             authenticate_policies(write, &secrets).await
         })
     });
@@ -189,7 +192,16 @@ async fn reseal_accounts(write: &mut Write, secrets: &Secrets) -> Result<()> {
     Ok(())
 }
 
-/// Reseals a value with the current key. `None` if it has that key already or cannot be decrypted.
+async fn reseal_local_roots(write: &mut Write, secrets: &Secrets, roots: Vec<LocalRoot>) -> Result<()> {
+    for root in roots {
+        if let Some(sealed_key) = anew(secrets, Purpose::LocalRoots, root.domain.as_bytes(), &root.sealed_key) {
+            write.keep_local_root(&LocalRoot { sealed_key, ..root.clone() }, Some(&root)).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes the MACs of generations anew with the current key.
 async fn authenticate_policies(write: &mut Write, secrets: &Secrets) -> Result<()> {
     for StoredGeneration { number, content, mac, .. } in write.policy_generations().await? {
         if !secrets.is_current(&mac) && secrets.verify_mac(Purpose::Policies, content.as_bytes(), &mac) {
@@ -199,6 +211,7 @@ async fn authenticate_policies(write: &mut Write, secrets: &Secrets) -> Result<(
     Ok(())
 }
 
+/// Reseals a value with the current key. `None` if it has that key already or cannot be decrypted.
 fn anew(secrets: &Secrets, purpose: Purpose, context: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
     if secrets.is_current(sealed) {
         return None;

@@ -39,6 +39,7 @@ pub mod keys;
 pub mod leases;
 pub mod links;
 pub mod liveness;
+pub mod local_roots;
 mod local_runs;
 pub mod locked_accounts;
 pub mod mails;
@@ -75,6 +76,7 @@ pub mod webhooks;
 use std::sync::Arc;
 
 use culvert_domain::error::Result;
+use culvert_domain::fleet::draining;
 use culvert_domain::policy_fact::PolicyFacts;
 use culvert_policy::serve::generations::Generations;
 use culvert_store::Store;
@@ -165,6 +167,16 @@ impl Service {
     pub fn check(&self) -> Result<()> {
         self.fleet.check()?;
         self.policies.check()
+    }
+
+    /// As [`Service::check`], for whoever can ask another host.
+    ///
+    /// # Errors
+    ///
+    /// That the host is about to be stopped as well.
+    pub fn check_ready(&self) -> Result<()> {
+        self.check()?;
+        if self.fleet.drains() { Err(draining()) } else { Ok(()) }
     }
 
     /// The nodes that are connected to this host.

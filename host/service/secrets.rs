@@ -54,6 +54,8 @@ pub enum Purpose {
     KeyCheck,
     /// Generations of policies.
     Policies,
+    /// The keys of the local authority.
+    LocalRoots,
 }
 
 impl Purpose {
@@ -74,6 +76,7 @@ impl Purpose {
             Purpose::Tickets => b"tickets",
             Purpose::KeyCheck => b"key check",
             Purpose::Policies => b"policies",
+            Purpose::LocalRoots => b"local roots",
         }
     }
 

@@ -261,7 +261,7 @@ impl Write {
         Ok(())
     }
 
-    /// The nodes whose hosts are alive, for the placement of a new tunnel.
+    /// The nodes whose hosts are alive and are not to be stopped, for the placement of a new tunnel.
     pub async fn placement_candidates(&mut self) -> Result<Vec<PlacementCandidate>> {
         let sql = sql!(concat!(
             "SELECT ",
@@ -269,7 +269,8 @@ impl Write {
             ", d.id AS domain_id, d.domain, (SELECT CAST(COALESCE(SUM(l.tunnels), 0) AS BIGINT) FROM node_loads l \
                 WHERE l.node_id = n.id) AS tunnels FROM nodes n JOIN platform_domains d \
                 ON d.id = n.domain_id OR (n.domain_id IS NULL AND d.is_default = TRUE) WHERE ",
-            is_with_live_host!()
+            is_with_live_host!(),
+            " AND NOT EXISTS (SELECT 1 FROM hosts h WHERE h.id = n.host_id AND h.draining)"
         ));
         let (host_id, now) = (self.host_id, self.now);
         let rows = self.all(sql, args![host_id, now]).await?;

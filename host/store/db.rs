@@ -70,9 +70,14 @@ pub enum Db {
 pub enum Schema {
     Empty,
     Older,
+    /// This program works with it. A newer version may have added to it.
     Current,
+    /// It needs a newer version of this program.
     Newer,
 }
+
+/// What is said of a database with [`Schema::Newer`].
+pub const NEWER: &str = "the database needs a newer version of this program";
 
 /// A transaction that writes.
 pub enum Tx {
@@ -108,7 +113,20 @@ impl Db {
             Self::Sqlite { write, .. } => (&*migrations::SQLITE, applied(write.pool().acquire().await.ok()).await),
             Self::Postgres { pool, .. } => (&*migrations::POSTGRES, applied(pool.acquire().await.ok()).await),
         };
-        compare(migrator, &applied)
+        match compare(migrator, &applied) {
+            Comparison::Extended if self.oldest_schema().await.is_some_and(|oldest| oldest <= migrations::newest()) => {
+                Schema::Current
+            }
+            Comparison::Extended => Schema::Newer,
+            Comparison::Known(schema) => schema,
+        }
+    }
+
+    /// The oldest schema that a program must know to work on the database; None where it does not say.
+    async fn oldest_schema(&self) -> Option<i64> {
+        let mut db = self;
+        let sql = sql!("SELECT schema_min FROM cluster WHERE id = 1");
+        Read::optional(&mut db, sql, args![]).await.ok()??.number("schema_min").ok()
     }
 
     /// Begins a transaction that writes. With a scope, it locks the scope's row against other transactions that do; on
@@ -172,16 +190,27 @@ where
     }
 }
 
+enum Comparison {
+    Known(Schema),
+    /// It has everything that this program knows, and migrations of a newer version.
+    Extended,
+}
+
 /// Compares the applied migrations with those of this program. A migration with a known number and another
 /// checksum belongs to a schema that this program does not know.
-fn compare(migrator: &Migrator, applied: &[AppliedMigration]) -> Schema {
-    let own = |one: &AppliedMigration| migrator.iter().any(|m| m.version == one.version && m.checksum == one.checksum);
-    match applied.len() {
+fn compare(migrator: &Migrator, applied: &[AppliedMigration]) -> Comparison {
+    let known = |one: &&AppliedMigration| migrator.iter().any(|m| m.version == one.version);
+    let own = |one: &&AppliedMigration| migrator.iter().any(|m| m.version == one.version && m.checksum == one.checksum);
+    let (known, own) = (applied.iter().filter(known).count(), applied.iter().filter(own).count());
+    let all = migrator.iter().count();
+    Comparison::Known(match applied.len() {
         0 => Schema::Empty,
-        _ if !applied.iter().all(own) => Schema::Newer,
-        count if count < migrator.iter().count() => Schema::Older,
+        _ if own < known => Schema::Newer,
+        count if own == all && count > all => return Comparison::Extended,
+        count if count > own => Schema::Newer,
+        _ if own < all => Schema::Older,
         _ => Schema::Current,
-    }
+    })
 }
 
 /// A PostgreSQL transaction. Its connection returns to the pool only after a successful commit or rollback.

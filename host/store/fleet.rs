@@ -64,6 +64,10 @@ pub struct Heartbeat {
     pub has_others: bool,
     /// Where agents find hosts.
     pub agent_urls: Vec<String>,
+    /// Whether this host is to be stopped, and another one is there to take its work.
+    pub drains: bool,
+    /// The oldest schema that a program must know to work on the database.
+    pub oldest_schema: i64,
 }
 
 /// What all hosts share, locked.
@@ -73,6 +77,7 @@ struct Shared {
     lease: HostLease,
     has_others: bool,
     agent_urls: Vec<String>,
+    oldest_schema: i64,
     now: DateTime<Utc>,
 }
 
@@ -88,9 +93,10 @@ impl Shared {
             alive_at: row.optional_time("alive_at")?,
             grace_until: row.time("grace_until")?,
         };
+        let drains = row.optional_flag("draining")?.unwrap_or(false) && row.number::<u64>("successors")? > 0;
         let lease = match row.optional_time("lease_until")? {
-            Some(until) => HostLease { id, until, ended: row.optional_time("ended_at")?.is_some() },
-            None => HostLease { id, until: DateTime::UNIX_EPOCH, ended: true },
+            Some(until) => HostLease { id, until, ended: row.optional_time("ended_at")?.is_some(), drains },
+            None => HostLease { id, until: DateTime::UNIX_EPOCH, ended: true, drains },
         };
         let agent_urls = row.optional_text("agent_urls")?.unwrap_or_default();
         Ok(Self {
@@ -98,6 +104,7 @@ impl Shared {
             lease,
             has_others: row.number::<u64>("others")? > 0,
             agent_urls: agent_urls.split_whitespace().map(Into::into).collect(),
+            oldest_schema: row.number("schema_min")?,
             now: row.time("now")?,
         })
     }
@@ -128,13 +135,17 @@ pub(crate) use of_the_last_day;
 macro_rules! select_cluster {
     ($now:expr, $rest:literal) => {
         concat!(
-            "SELECT c.leader_id, c.leader_term, c.leader_until, c.leader_ends_from, c.alive_at, c.grace_until, \
-                 h.lease_until, h.ended_at, \
+            "SELECT c.leader_id, c.leader_term, c.leader_until, c.leader_ends_from, c.alive_at, c.grace_until, c.schema_min, \
+                 h.lease_until, h.ended_at, h.draining, \
                  (SELECT COUNT(*) FROM hosts o WHERE o.id <> $1 AND o.ended_at IS NULL) AS others, \
+                 (SELECT COUNT(*) FROM hosts o WHERE o.id <> $1 AND o.ended_at IS NULL AND NOT o.draining \
+                  AND o.lease_until > ",
+            $now,
+            ") AS successors, \
                  (SELECT STRING_AGG(agent_url, ' ' ORDER BY agent_url) FROM (SELECT agent_url FROM hosts \
                   WHERE agent_url IS NOT NULL AND ",
             of_the_last_day!($now),
-            " GROUP BY agent_url ORDER BY COUNT(ended_at) = COUNT(*), agent_url LIMIT 16) named) AS agent_urls, ",
+            " GROUP BY agent_url ORDER BY COUNT(CASE WHEN ended_at IS NULL AND NOT draining THEN 1 END) = 0, agent_url LIMIT 16) named) AS agent_urls, ",
             $now,
             " AS now FROM cluster c LEFT JOIN hosts h ON h.id = $1 AND h.process_id = $2 WHERE c.id = 1",
             $rest
@@ -203,7 +214,7 @@ impl Store {
         let Db::Postgres { .. } = db else { return Ok(None) };
         let sql = sql!(sqlite: select_cluster!("$3", ""), postgres: select_cluster!(database_time!("$3"), ""));
         let row = (&db).one(sql, args![host_id, process_id, self.clock.database_time()]).await?;
-        let Shared { mut cluster, mut lease, has_others, agent_urls, now } = Shared::of(&row, host_id)?;
+        let Shared { mut cluster, mut lease, has_others, agent_urls, oldest_schema, now } = Shared::of(&row, host_id)?;
         let read = cluster.clone();
         if cluster.heartbeat(&mut lease, now) != Beat::Renewed {
             return Ok(None);
@@ -232,7 +243,8 @@ impl Store {
             process_id
         ];
         let saved = (&db).optional(sql, args).await?;
-        Ok(saved.map(|_| Heartbeat { beat: Beat::Renewed, now, cluster, has_others, agent_urls }))
+        let (beat, drains) = (Beat::Renewed, lease.drains);
+        Ok(saved.map(|_| Heartbeat { beat, now, cluster, has_others, agent_urls, drains, oldest_schema }))
     }
 
     /// Has this process be the host again that was ended. False where another process is it.
@@ -306,17 +318,17 @@ impl Write {
             return Ok(Claim::Refused(other));
         }
         let HostRegistration { id, name, version, lock_identity, machine_identity, agent_url, .. } = host;
-        let mut lease = HostLease { id: *id, until: now, ended: false };
+        let mut lease = HostLease { id: *id, until: now, ended: false, drains: false };
         cluster.heartbeat(&mut lease, now);
         let sql = sql!(
             "INSERT INTO hosts (id, process_id, name, version, lock_identity, started_at, lease_until, agent_url, \
-                 machine_identity, authority, policy_generation, ended_at) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, NULL) \
+                 machine_identity, authority, policy_generation, draining, ended_at) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, FALSE, NULL) \
              ON CONFLICT (id) DO UPDATE SET process_id = excluded.process_id, name = excluded.name, \
                  version = excluded.version, lock_identity = excluded.lock_identity, started_at = excluded.started_at, \
                  lease_until = excluded.lease_until, machine_identity = excluded.machine_identity, \
                  authority = excluded.authority, agent_url = excluded.agent_url, \
-                 policy_generation = excluded.policy_generation, ended_at = NULL"
+                 policy_generation = excluded.policy_generation, draining = FALSE, ended_at = NULL"
         );
         let process_id = self.process_id;
         let args = args![
@@ -357,13 +369,14 @@ impl Write {
     }
 
     async fn heartbeat(&mut self, host_id: Uuid) -> Result<Heartbeat> {
-        let Shared { mut cluster, mut lease, has_others, agent_urls, now } = self.lock_shared(host_id).await?;
+        let shared = self.lock_shared(host_id).await?;
+        let Shared { mut cluster, mut lease, has_others, agent_urls, oldest_schema, now } = shared;
         let beat = cluster.heartbeat(&mut lease, now);
         if beat == Beat::Renewed {
             self.save_host(&lease, now).await?;
             self.save(&cluster).await?;
         }
-        Ok(Heartbeat { beat, now, cluster, has_others, agent_urls })
+        Ok(Heartbeat { beat, now, cluster, has_others, agent_urls, drains: lease.drains, oldest_schema })
     }
 
     async fn end_host(&mut self, host_id: Uuid) -> Result<()> {
@@ -378,7 +391,7 @@ impl Write {
 
     async fn revive_host(&mut self, id: Uuid) -> Result<bool> {
         let Shared { mut cluster, now, .. } = self.lock_shared(id).await?;
-        let mut lease = HostLease { id, until: now, ended: false };
+        let mut lease = HostLease { id, until: now, ended: false, drains: false };
         cluster.heartbeat(&mut lease, now);
         let revived = self.save_host(&lease, now).await?;
         if revived {

@@ -47,7 +47,7 @@ pub struct NodeHost {
 macro_rules! select_node_hosts {
     ($now:expr) => {
         concat!(
-            "SELECT n.id AS node_id, h.id, h.name, h.lease_until, h.ended_at, h.lease_until + h.authority - 10000000 AS serves_until, ",
+            "SELECT n.id AS node_id, h.id, h.name, h.lease_until, h.draining, h.ended_at, h.lease_until + h.authority - 10000000 AS serves_until, ",
             $now,
             " AS now FROM nodes n JOIN hosts h ON h.id = n.host_id"
         )
@@ -57,7 +57,7 @@ macro_rules! select_node_hosts {
 macro_rules! select_hosts {
     ($now:expr) => {
         concat!(
-            "SELECT h.id, h.name, h.version, h.agent_url, h.policy_generation, h.started_at, h.lease_until, h.ended_at, ",
+            "SELECT h.id, h.name, h.version, h.agent_url, h.policy_generation, h.started_at, h.lease_until, h.draining, h.ended_at, ",
             $now,
             " AS now, c.leader_id, c.leader_until, \
                  (SELECT COUNT(*) FROM nodes n WHERE n.host_id = h.id) AS nodes, \
@@ -87,6 +87,15 @@ impl Store {
         let now = if renews { self.clock.database_time() } else { Some(self.clock.now()) };
         let rows = (&self.db).all(sql, args![now]).await?;
         Ok(readable(&rows, "node", |row| node_host(row, renews)).into_iter().collect())
+    }
+
+    /// Has a host drain before it is stopped, or not any longer. False where it has ended.
+    pub async fn drain_host(&self, host_id: Uuid, drains: bool) -> Result<bool> {
+        let sql = sql!("UPDATE hosts SET draining = $2 WHERE id = $1 AND ended_at IS NULL");
+        self.write(None, move |write| {
+            Box::pin(async move { Ok(write.execute(sql, args![host_id, drains]).await? == 1) })
+        })
+        .await
     }
 
     /// Gives up a node whose host is not heard of: whoever says so knows that it serves nothing any longer. False where its
@@ -133,6 +142,7 @@ fn state(row: &Row, renews: bool) -> DbResult<HostState> {
     Ok(match row.optional_time("ended_at")? {
         Some(_) => HostState::Ended,
         None if renews && row.time("lease_until")? <= row.time("now")? => HostState::Silent,
+        None if row.flag("draining")? => HostState::Draining,
         None => HostState::Alive,
     })
 }
@@ -145,7 +155,7 @@ fn record(row: &Row, renews: bool) -> DbResult<HostRecord> {
         name: row.text("name")?,
         version: row.text("version")?,
         state,
-        leads: is_leader && state == HostState::Alive,
+        leads: is_leader && state.is_alive(),
         nodes: row.number("nodes")?,
         devices: row.number("devices")?,
         policy_generation: row.number("policy_generation")?,

@@ -34,6 +34,7 @@ mod installation;
 pub mod invitations;
 mod key_check;
 pub mod keys;
+pub mod local_roots;
 pub mod mails;
 pub mod migrations;
 mod moves;

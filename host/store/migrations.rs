@@ -77,10 +77,17 @@ const FILES: &[File] = files! {
     46 "0046_node_authority"
     47 "0047_counting"
     48 "0048_policy_generations"
+    49 "0049_rolling_upgrades"
+    50 "0050_local_roots"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));
 pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.postgres));
+
+/// The number of the newest migration that this program knows.
+pub fn newest() -> i64 {
+    FILES.last().map_or(0, |file| file.version)
+}
 
 /// The files' names, in their order.
 pub fn names() -> impl Iterator<Item = &'static str> {
@@ -93,5 +100,8 @@ fn migrator(text: impl Fn(&File) -> &'static str) -> Migrator {
         let sql = text(file).into_sql_str();
         Migration::new(file.version, Cow::Borrowed(description), MigrationType::Simple, sql, false)
     };
-    Migrator::with_migrations(FILES.iter().map(migration).collect())
+    let mut migrator = Migrator::with_migrations(FILES.iter().map(migration).collect());
+    // A newer version may have migrated the database, which this one can work with.
+    migrator.set_ignore_missing(true);
+    migrator
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use crate::support::api::Api;
-use crate::support::fleet::TestFleet;
+use crate::support::fleet::{TestFleet, readiness};
 use crate::support::host::{Engine, Person, TestHost};
 use crate::support::wire::Wire;
 
@@ -46,15 +46,6 @@ impl Runs {
         let device = api.get(&format!("/devices/{}", self.device)).await;
         (tunnel.data()["status"].as_str().unwrap().into(), device.data()["online"].as_bool().unwrap())
     }
-}
-
-/// What a load balancer is answered, and the operator.
-async fn readiness(host: &TestHost) -> u16 {
-    let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let ask = async |address| client.get(format!("http://{address}/readyz")).send().await.unwrap().status().as_u16();
-    let (balancer, operator) = (ask(host.address).await, ask(host.admin_address).await);
-    assert_eq!(balancer, operator);
-    balancer
 }
 
 #[both_engines]

@@ -72,7 +72,7 @@ fn id(host: usize) -> Uuid {
 impl State {
     fn first() -> Self {
         let now = DateTime::UNIX_EPOCH;
-        let row = |host| HostLease { id: id(host), until: now, ended: false };
+        let row = |host| HostLease { id: id(host), until: now, ended: false, drains: false };
         let host = Process { is_stopped: false, cluster: Cluster::default(), window: now, heartbeat: None };
         let (rows, hosts) = (HOSTS.map(row), [host.clone(), host]);
         Self { now, cluster: Cluster::default(), rows, hosts, is_database_up: true, outage_ended: now - GRACE }
@@ -186,7 +186,7 @@ impl State {
         } else {
             // It starts anew, and does nothing before its next heartbeat.
             process.window = now;
-            self.rows[host] = HostLease { id: id(host), until: now, ended: false };
+            self.rows[host] = HostLease { id: id(host), until: now, ended: false, drains: false };
         }
     }
 

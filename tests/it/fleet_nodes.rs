@@ -14,6 +14,7 @@ use crate::support::database::run;
 use crate::support::device::{Remote, TestDevice};
 use crate::support::fleet::TestFleet;
 use crate::support::host::{Person, TestHost};
+use crate::support::program::command_at;
 use crate::support::visitor::{Visitor, echo_service, is_closed};
 
 /// Three hosts: the node, the agent and the client are each at another one.
@@ -221,4 +222,22 @@ async fn end_that_is_not_taken_up_is_withdrawn() {
     let taken_up = store.write(None, move |write| Box::pin(async move { write.take_up_ends(&requests).await }));
     assert!(!taken_up.await.unwrap());
     stage.agent().app.service.nodes().release(ended).await;
+}
+
+/// Whoever renews a certificate signs it with the root that people trust.
+#[tokio::test]
+async fn hosts_share_the_roots_of_the_local_authority() {
+    let fleet = TestFleet::start(2).await;
+    let mut shown = Vec::new();
+    for host in &fleet.hosts {
+        let said: Value = serde_json::from_str(&command_at(host, &["ca", "show", "--json"]).await).unwrap();
+        let roots = said["roots"].as_array().unwrap().clone();
+        shown.push(roots.iter().map(|root| (root["domain"].clone(), root["sha256"].clone())).collect::<Vec<_>>());
+        let domain = host.config().node.domain.clone().unwrap();
+        let copy = std::fs::read_to_string(host.config().ca_dir().join(&domain).join("root.pem")).unwrap();
+        assert!(roots.iter().any(|root| root["domain"] == json!(domain) && root["pem"] == json!(copy)));
+    }
+    let domains: Vec<_> = shown[0].iter().map(|(domain, _)| domain.as_str().unwrap()).collect();
+    assert_eq!(domains, ["h0.tunnel.localhost", "h1.tunnel.localhost", "tunnel.localhost"]);
+    assert_eq!(shown[0][..2], shown[1][..2]);
 }

@@ -86,6 +86,7 @@ const FIXED: &[&str] = &[
     "cluster",
     "hosts",
     "key_checks",
+    "local_roots",
     "node_loads",
     "node_revisions",
     "nodes",

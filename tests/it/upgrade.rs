@@ -8,14 +8,16 @@ use std::path::Path;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use culvert::config::Migrate;
 use culvert_store::db::Db;
 use culvert_test_macros::both_engines;
 use serde_json::Value;
 use uuid::Uuid;
 
-use crate::support::database::{columns, execute_script, rows};
-use crate::support::host::{Engine, TestHost};
+use crate::support::database::{columns, execute_script, rows, run};
+use crate::support::host::{Engine, TestHost, within};
 use crate::support::postgres::empty_database;
+use crate::support::program::{Place, fails};
 
 /// The schemas that were released.
 const RELEASED: [&str; 1] = ["0010"];
@@ -105,6 +107,7 @@ async fn host_starts_on_released_database(engine: Engine) {
         let key = format!("v1:{}\n", STANDARD.encode(KEY));
         std::fs::write(config.data_dir.join("secret.key"), key).unwrap();
         config.database_url = Some(url);
+        config.database.migrate = Some(Migrate::Auto);
     })
     .await;
     let accounts = rows(&host.config().database_url(), "accounts", &["id".into(), "email".into()]).await;
@@ -117,4 +120,54 @@ async fn host_starts_on_released_database(engine: Engine) {
     let devices = host.api(&key.key).get("/devices").await;
     assert_eq!(devices.data()[0]["name"], "laptop");
     assert_eq!(devices.data()[0]["remote_control_enabled"], true);
+}
+
+/// On PostgreSQL other hosts may run, so the operator says when.
+#[tokio::test]
+async fn database_of_an_earlier_version_is_migrated_by_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = restore(Engine::Postgres, folder.path(), RELEASED[0]).await;
+    let place =
+        Place::new(Engine::Sqlite).await.set("CULVERT_DATABASE_URL", &url).set("CULVERT_DASHBOARD__ENABLED", "false");
+    let data_dir = place.folder.path().join("culvert-data");
+    std::fs::create_dir_all(&data_dir).unwrap();
+    std::fs::write(data_dir.join("secret.key"), format!("v1:{}\n", STANDARD.encode(KEY))).unwrap();
+    let refused = [
+        fails(&place, "culvert serve").await,
+        fails(&place, "culvert key list").await,
+        fails(&place, "culvert migrate --check").await,
+    ];
+    insta::assert_snapshot!(refused.join("\n"), @r"
+    2: culvert: database_url: the database is of an earlier version; call `culvert migrate` first
+    2: culvert: database_url: the database is of an earlier version; call `culvert migrate` first
+    1: culvert: the database is empty or of an earlier version; `culvert migrate` brings it up to date
+    ");
+    assert_eq!(place.json("culvert migrate").await["migrated"], true);
+    assert_eq!(place.json("culvert migrate").await["migrated"], false);
+    assert_eq!(place.json("culvert migrate --check").await["migrated"], false);
+    assert_eq!(within(60, place.serve().await.interrupt()).await, Some(0));
+}
+
+/// What a newer version would do to the database.
+const NEXT_MIGRATION: &str = "ALTER TABLE tunnels ADD COLUMN colour TEXT; \
+    INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) VALUES (9999, 'colour', TRUE, 'x', 1)";
+
+/// During an upgrade, hosts of both versions run. When the database needs the newer one, the others stop.
+#[tokio::test]
+async fn host_goes_on_with_a_newer_database_unless_that_needs_a_newer_host() {
+    let place = Place::new(Engine::Postgres).await;
+    let first = place.serve().await;
+    run(&place.database_url(), NEXT_MIGRATION).await;
+    place.json("culvert account create --email ada@example.com --name Ada").await;
+    assert_eq!(place.json("culvert migrate").await["migrated"], false);
+    assert_eq!(within(60, first.interrupt()).await, Some(0));
+    let mut again = place.serve().await;
+    run(&place.database_url(), "UPDATE cluster SET schema_min = 9999").await;
+    within(20, again.until("the database needs a newer version of this program; this host stops")).await;
+    assert_eq!(within(60, again.ended()).await, Some(2));
+    let refused = [fails(&place, "culvert serve").await, fails(&place, "culvert migrate").await];
+    insta::assert_snapshot!(refused.join("\n"), @r"
+    2: culvert: database_url: the database needs a newer version of this program
+    2: culvert: database_url: the database needs a newer version of this program
+    ");
 }

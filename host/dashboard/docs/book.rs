@@ -45,6 +45,7 @@ pub const PAGES: &[Page] = pages! {
     "docs/operate/bounds.md"
     "docs/operate/cli.md"
     "docs/operate/dashboard.md"
+    "docs/operate/fleet.md"
     "docs/operate/http-tunnels.md"
     "docs/operate/install.md"
     "docs/operate/metrics.md"
@@ -92,6 +93,7 @@ pub const PAGES: &[Page] = pages! {
     "docs/develop/decisions/0036-nodes-of-other-hosts.md"
     "docs/develop/decisions/0037-authority-of-nodes.md"
     "docs/develop/decisions/0038-policies-of-several-hosts.md"
+    "docs/develop/decisions/0039-rolling-upgrades-and-roots-in-the-database.md"
 };
 
 /// The pictures of the pages, by their names in `docs/pictures`. `tests/browser/pictures` makes them.

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use salvo::http::header::{CACHE_CONTROL, CONTENT_LENGTH, HOST, HeaderName, HeaderValue};
-use salvo::http::{Method, ResBody, Version};
+use salvo::http::header::{CACHE_CONTROL, CONNECTION, CONTENT_LENGTH, HOST, HeaderName, HeaderValue};
+use salvo::http::{Method, ResBody, StatusCode, Version};
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, async_trait};
 
 use super::trace::RequestId;
@@ -29,7 +29,12 @@ impl Handler for Headers {
         if req.method() == Method::HEAD {
             finish_head(res, depot, docs_url);
         }
+        let is_http1 = req.version() <= Version::HTTP_11 && res.status_code != Some(StatusCode::SWITCHING_PROTOCOLS);
         let headers = res.headers_mut();
+        if is_http1 && self.0.service.fleet().drains() {
+            // The next request goes to another host.
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
         headers.insert(NO_SNIFF, HeaderValue::from_static("nosniff"));
         // Pages have their own.
         headers.entry(REFERRER).or_insert(HeaderValue::from_static("no-referrer"));

@@ -19,7 +19,7 @@ impl Handler for Health {
         }
         let (status, text) = match req.uri().path() {
             "/healthz" => (StatusCode::OK, "ok\n"),
-            "/readyz" if self.0.service.fleet().is_alive() => (StatusCode::OK, "ready\n"),
+            "/readyz" if self.0.service.check_ready().is_ok() => (StatusCode::OK, "ready\n"),
             "/readyz" => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n"),
             _ => return,
         };

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use chrono::TimeDelta;
 use culvert_certificates::acme::{AcmeAccount, AcmeError, Authority, Consequence};
-use culvert_certificates::local_ca::LocalCa;
 use culvert_domain::certificate::{Certificate, ChallengeKind};
 use culvert_domain::error::{Chain, Error, Result};
 use culvert_store::certificates::NewCertificate;
@@ -22,6 +21,7 @@ use tokio::sync::{Notify, OnceCell};
 
 use super::Jobs;
 use crate::certificates::{LOCAL, seal_key};
+use crate::local_roots::LocalRoots;
 pub use dns_proof::DnsProof;
 pub use start::start;
 
@@ -43,7 +43,7 @@ const RENEW_BEFORE: TimeDelta = TimeDelta::days(10);
 
 /// Who signs.
 pub struct CertificateWorker {
-    local_ca: LocalCa,
+    local_roots: LocalRoots,
     authority: Option<Authority>,
     dns: Option<DnsProof>,
     account: OnceCell<AcmeAccount>,
@@ -52,10 +52,14 @@ pub struct CertificateWorker {
 }
 
 impl CertificateWorker {
-    pub fn new(local_ca: LocalCa, authority: Option<(Authority, Option<DnsProof>)>, orders_per_hour: u32) -> Self {
+    pub fn new(
+        local_roots: LocalRoots,
+        authority: Option<(Authority, Option<DnsProof>)>,
+        orders_per_hour: u32,
+    ) -> Self {
         let (authority, dns) = authority.unzip();
         Self {
-            local_ca,
+            local_roots,
             authority,
             dns: dns.flatten(),
             account: OnceCell::new(),
@@ -178,8 +182,10 @@ async fn note_failure(jobs: &Jobs, mut known: Certificate, error: AcmeError) -> 
 }
 
 async fn issue_locally(jobs: &Jobs, mut known: Certificate) -> Result<()> {
-    let (ca, domain) = (jobs.certificates.local_ca.clone(), known.name.trim_start_matches("*.").to_owned());
-    let issued = tokio::task::spawn_blocking(move || ca.issue(&domain)).await.map_err(Error::internal)?;
+    let (service, domain) = (&jobs.service, known.name.trim_start_matches("*.").to_owned());
+    let root = jobs.certificates.local_roots.root(&service.store, &service.secrets, &domain).await?;
+    let now = jobs.clock.now();
+    let issued = tokio::task::spawn_blocking(move || root.issue(&domain, now)).await.map_err(Error::internal)?;
     match issued {
         Ok(issued) => {
             known.issued(issued.not_after, issued.not_after - RENEW_BEFORE);

@@ -32,6 +32,11 @@ impl Api {
         Self { key: Some(key.into()), ..self.clone() }
     }
 
+    /// The same client at another host.
+    pub fn at(&self, url: &str) -> Self {
+        Self { base: format!("{url}/v2"), ..self.clone() }
+    }
+
     pub fn without_key(&self) -> Self {
         Self { key: None, ..self.clone() }
     }

@@ -25,6 +25,15 @@ pub struct TestFleet {
     authority: Duration,
 }
 
+/// What a load balancer is answered, and the operator.
+pub async fn readiness(host: &TestHost) -> u16 {
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let ask = async |address| client.get(format!("http://{address}/readyz")).send().await.unwrap().status().as_u16();
+    let (balancer, operator) = (ask(host.address).await, ask(host.admin_address).await);
+    assert_eq!(balancer, operator);
+    balancer
+}
+
 impl TestHost {
     /// Its first node.
     pub fn node_id(&self) -> Uuid {

@@ -228,10 +228,24 @@ impl Program {
     }
 
     /// Ends it as Ctrl-C does; the exit code.
-    pub async fn interrupt(mut self) -> Option<i32> {
-        let sent = Command::new("kill").args(["-INT", &self.id().to_string()]).status().await.unwrap();
-        assert!(sent.success());
+    pub async fn interrupt(self) -> Option<i32> {
+        self.end_by("-INT").await
+    }
+
+    /// Ends it as a supervisor does; the exit code.
+    pub async fn terminate(self) -> Option<i32> {
+        self.end_by("-TERM").await
+    }
+
+    /// The exit code of one that ends by itself.
+    pub async fn ended(mut self) -> Option<i32> {
         self.child.wait().await.unwrap().code()
+    }
+
+    async fn end_by(self, signal: &str) -> Option<i32> {
+        let sent = Command::new("kill").args([signal, &self.id().to_string()]).status().await.unwrap();
+        assert!(sent.success());
+        self.ended().await
     }
 }
 

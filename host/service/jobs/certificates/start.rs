@@ -2,7 +2,7 @@
 
 use culvert_certificates::acme::Authority;
 use culvert_domain::certificate::ChallengeKind;
-use culvert_domain::error::{Error, Result};
+use culvert_domain::error::Result;
 use culvert_store::certificates::OwnCertificates;
 use uuid::Uuid;
 
@@ -24,7 +24,7 @@ pub async fn start(jobs: &Jobs, domains: Vec<(Uuid, String)>) -> Result<()> {
     }
     service.store.write(None, |write| Box::pin(write.forget_tunnel_certificates())).await?;
     for (node_id, domain) in domains {
-        let root = worker.local_ca.root(&domain).map_err(|e| Error::internal(e.to_string()))?;
+        let root = worker.local_roots.root(&service.store, &service.secrets, &domain).await?;
         let (issuer, secrets) = (root.issuer(), service.secrets.clone());
         let want = service.store.write(None, move |write| {
             Box::pin(async move {
