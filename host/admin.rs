@@ -66,6 +66,7 @@ impl Admin {
             visitors: count(visitors),
             buffer_bytes: self.embedded.buffer_bytes(),
             nodes: self.service.nodes().levels(),
+            fleet: self.service.fleet().levels(),
         }
     }
 }

@@ -263,7 +263,7 @@ struct Parts {
 fn compose(config: Config, clock: Clock, parts: Parts) -> App {
     let Parts { store, secrets, metrics, embedded, tasks, stop, .. } = parts;
     let policies = Arc::new(parts.policies);
-    let (guard, nodes) = (parts.guard, metrics.nodes.clone());
+    let (guard, nodes) = (parts.guard, (metrics.nodes.clone(), metrics.fleet.clone()));
     let fleet = fleet(&config, &embedded, clock.clone(), parts.claimed);
     let service = Arc::new(Service::new(store.clone(), secrets.clone(), policies.clone(), guard, nodes, fleet));
     let metrics = Arc::new(metrics);

@@ -61,11 +61,11 @@ impl ConnectedAgents {
         lock(&self.connected).values().for_each(|handle| handle.woken.notify_one());
     }
 
-    /// Has so many agents connect to other hosts.
-    pub fn send_away(&self, count: usize) {
+    /// Has so many agents connect to other hosts, and returns how many there were.
+    pub fn send_away(&self, count: usize) -> usize {
         let connected = lock(&self.connected);
         let here = connected.values().filter(|handle| !handle.sent_away.is_cancelled());
-        here.take(count).for_each(|handle| handle.sent_away.cancel());
+        here.take(count).map(|handle| handle.sent_away.cancel()).count()
     }
 
     /// Ends all connections.

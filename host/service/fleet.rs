@@ -11,6 +11,8 @@ use culvert_wire::clock::{Clock, Moment};
 use tokio::sync::watch;
 use uuid::Uuid;
 
+use crate::metrics::FleetLevels;
+
 pub struct Fleet {
     /// The same after every start.
     host_id: Uuid,
@@ -155,6 +157,18 @@ impl Fleet {
     /// Whether it ends what was silent for too long at any host.
     pub fn may_end(&self) -> bool {
         self.is_alive() && self.asks(|cluster| cluster.may_end(self.host_id, self.clock.now()))
+    }
+
+    /// For `/metrics`. A host without others to hear of it is alive for good.
+    pub fn levels(&self) -> FleetLevels {
+        let now = self.clock.since_boot();
+        let sent = self.membership.borrow().as_ref().map_or(now, |membership| membership.sent);
+        FleetLevels {
+            lease_seconds: if self.is_alive() { sent.plus(WINDOW).since(now).as_secs() } else { 0 },
+            leads: self.leads(),
+            in_grace: !self.asks(|cluster| !cluster.is_in_grace(self.clock.now())),
+            drains: self.drains(),
+        }
     }
 
     /// A host that is alone is asked nothing.

@@ -89,7 +89,7 @@ use fleet::Fleet;
 use gate::{Gate, PinnedPolicies, RequestContext};
 use keyed_mutex::KeyedMutex;
 use liveness::Liveness;
-use metrics::NodeMetrics;
+use metrics::{FleetMetrics, NodeMetrics};
 use nodes::Nodes;
 use passwords::Passwords;
 use policy_rollout::PolicyRollout;
@@ -127,7 +127,7 @@ impl Service {
         secrets: Secrets,
         policies: Arc<Generations>,
         guard: Arc<Guard>,
-        metrics: NodeMetrics,
+        metrics: (NodeMetrics, FleetMetrics),
         fleet: Fleet,
     ) -> Self {
         Self {

@@ -2,6 +2,7 @@
 //!
 //! Counters are incremented where something happens; gauges are read from the host on request.
 
+pub(crate) mod fleet;
 mod nodes;
 
 use std::sync::atomic::Ordering;
@@ -20,6 +21,7 @@ use culvert_domain::webhook::Outcome;
 pub use culvert_store::statements::counted;
 use culvert_store::statements::{OF_PROCESS, StatementCounts};
 use culvert_wire::node::Level;
+pub use fleet::{FleetLevels, FleetMetrics};
 pub use nodes::NodeMetrics;
 
 /// Buckets for the duration of one request, in seconds.
@@ -36,6 +38,7 @@ pub struct Metrics {
     mails: Family<Ended, Counter>,
     pub certificates: CertificateMetrics,
     pub nodes: NodeMetrics,
+    pub fleet: FleetMetrics,
     pub heartbeats: HeartbeatMetrics,
     /// Connections that nodes refused.
     pub refused: Refusals,
@@ -198,6 +201,7 @@ impl Metrics {
             mails: Family::default(),
             certificates: CertificateMetrics::default(),
             nodes: NodeMetrics::default(),
+            fleet: FleetMetrics::default(),
             heartbeats: HeartbeatMetrics::default(),
             refused: Refusals::default(),
             connections: ConnectionRefusals::default(),
@@ -217,6 +221,7 @@ impl Metrics {
         registry.register("webhook_attempts", "Attempts to deliver an event", metrics.deliveries.clone());
         registry.register("mail_attempts", "Attempts to send a mail", metrics.mails.clone());
         metrics.nodes.register(registry);
+        metrics.fleet.register(registry);
         registry.register("acme_orders", "Orders at an authority that have ended", metrics.certificates.orders.clone());
         let certificates = metrics.certificates.certificates.clone();
         registry.register("certificates", "Certificates of public names", certificates);
@@ -257,6 +262,7 @@ impl Metrics {
         }
         self.certificates.stand(&[]);
         self.nodes.begin();
+        self.fleet.begin();
         for bound in node_bounds {
             self.refused.0.get_or_create(&RefusedBy { bound }).inc_by(0);
         }
@@ -290,6 +296,7 @@ impl Metrics {
         self.visitors.set(gauge(gauges.visitors));
         self.node_buffers.set(gauge(gauges.buffer_bytes));
         self.nodes.set_levels(&gauges.nodes);
+        self.fleet.set_levels(gauges.fleet);
         let (alone, in_transactions) = OF_PROCESS.totals();
         for (part_of, count) in [("nothing", alone), ("transaction", in_transactions)] {
             self.statements.get_or_create(&PartOf { part_of }).inner().store(count, Ordering::Relaxed);
@@ -310,4 +317,5 @@ pub struct Gauges {
     pub buffer_bytes: usize,
     /// What all nodes measure together.
     pub nodes: Vec<Level>,
+    pub fleet: FleetLevels,
 }

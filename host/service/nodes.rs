@@ -27,7 +27,7 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 use crate::certificates;
-use crate::metrics::NodeMetrics;
+use crate::metrics::{FleetMetrics, NodeMetrics};
 use crate::recent_traffic::RecentTraffic;
 use crate::secrets::Secrets;
 use counts::ReportedCounts;
@@ -54,6 +54,7 @@ pub struct Nodes {
     /// Signs the tokens of agents.
     key: SigningKey,
     metrics: NodeMetrics,
+    fleet_metrics: FleetMetrics,
     counts: ReportedCounts,
     recent: RecentTraffic,
     links: Mutex<BTreeMap<Uuid, Arc<Link>>>,
@@ -81,13 +82,14 @@ fn report(what: &str, result: Result<()>) {
 }
 
 impl Nodes {
-    pub fn new(store: Arc<Store>, secrets: Secrets, metrics: NodeMetrics) -> Self {
+    pub fn new(store: Arc<Store>, secrets: Secrets, (metrics, fleet_metrics): (NodeMetrics, FleetMetrics)) -> Self {
         Self {
             clock: store.clock().clone(),
             key: secrets.lease_key(),
             secrets,
             store,
             metrics,
+            fleet_metrics,
             counts: ReportedCounts::default(),
             recent: RecentTraffic::default(),
             links: Mutex::default(),

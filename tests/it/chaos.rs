@@ -22,6 +22,7 @@ use history::History;
 use load::{Client, Random, visit};
 use stage::Stage;
 
+use crate::support::host::within;
 use crate::support::server::Stop;
 
 const HOSTS: usize = 3;
@@ -132,6 +133,43 @@ async fn nothing_that_was_acknowledged_is_lost_with_the_database() {
     load.stage.hosts.iter().for_each(|host| host.store.lead_to(standby.address));
     load.history.clock.sleep(UNDER_LOAD).await;
     load.judge(&[]).await;
+}
+
+/// The database is put back to an earlier state while agents and nodes know of a later one: what was to run then runs again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn restored_backup_serves_what_was_to_run_then() {
+    let stage = Arc::new(Stage::set(HOSTS, 2).await);
+    let history = Arc::new(History::new(Clock::system()));
+    let mut kept = Client::new(&stage, &history, 1, 0).await;
+    assert!(kept.start(0).await);
+    let dump = stage.server.dump().await;
+    // Its device, and all epochs, are others from here on.
+    for device in [1, 0, 1] {
+        assert!(kept.start(device).await);
+    }
+    let lost = Client::new(&stage, &history, 2, 0).await;
+    for host in &stage.hosts {
+        let program = host.program.lock().await.take().unwrap();
+        assert_eq!(within(60, program.terminate()).await, Some(0));
+    }
+    stage.server.restore(&dump).await;
+    for host in &stage.hosts {
+        *host.program.lock().await = Some(within(60, host.place.serve()).await);
+    }
+    let end = CancellationToken::new();
+    let visits = visit(history.clone(), kept.tunnel, kept.public.clone(), Random::of(0, 0), end.clone());
+    let visits = tokio::spawn(visits);
+    within(60, async {
+        while history.note().visits.is_empty() {
+            history.clock.sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await;
+    end.cancel();
+    visits.await.unwrap();
+    assert_eq!(history.note().visits[0].device, "device-0");
+    assert_eq!(stage.hosts[1].api.get(&format!("/tunnels/{}", lost.tunnel)).await.status, 404);
+    assert!(kept.start(1).await);
 }
 
 /// Each tunnel can be started and visited.

@@ -4,10 +4,12 @@ use culvert::config::Config;
 use culvert_policy::engine::bindings::types::Verdict;
 use culvert_policy::serve::records::RecordsConfig;
 use insta::{assert_json_snapshot, assert_snapshot};
+use regex::Regex;
 use serde_json::{Value, json};
 
 use crate::sandbox;
 use crate::support::device::Remote;
+use crate::support::host::{Engine, TestHost};
 use crate::support::hostile::{DENY, GOOD};
 use crate::support::policies::{Swapped, builtin, entry};
 use crate::support::visitor::{echo_service, visit};
@@ -301,6 +303,14 @@ async fn metrics_endpoint_lists_every_metric_name_and_type() {
     # TYPE culvert_node_unproven gauge
     # TYPE culvert_node_visit_wait_seconds histogram
     # TYPE culvert_edge_request_duration_seconds histogram
+    # TYPE culvert_host_heartbeats counter
+    # TYPE culvert_host_lease_seconds gauge
+    # TYPE culvert_leader gauge
+    # TYPE culvert_grace gauge
+    # TYPE culvert_draining gauge
+    # TYPE culvert_agents_sent_away counter
+    # TYPE culvert_notification_gaps counter
+    # TYPE culvert_node_requests counter
     # TYPE culvert_acme_orders counter
     # TYPE culvert_certificates gauge
     # TYPE culvert_certificate_expiry_seconds gauge
@@ -335,6 +345,28 @@ async fn metrics_endpoint_lists_every_metric_name_and_type() {
         ("culvert_agents_connected", 0.0),
     ] {
         assert_eq!(swapped.metric(figure).await, Some(value), "{figure} in {metrics}");
+    }
+}
+
+/// Each rule asks for metrics that are there, and has its line on the page of alerts.
+#[tokio::test]
+async fn alerts_ask_for_metrics_that_are_served() {
+    let host = TestHost::start(Engine::Sqlite).await;
+    let metrics = host.metrics().await;
+    let rules = std::fs::read_to_string("deploy/alerts.yaml").unwrap();
+    let page = std::fs::read_to_string("docs/operate/alerts.md").unwrap();
+    let name = Regex::new(r"culvert_\w+").unwrap();
+    let asked: Vec<_> =
+        rules.lines().filter(|line| line.contains("expr:")).flat_map(|line| name.find_iter(line)).collect();
+    for metric in &asked {
+        let family = metric.as_str().trim_end_matches("_total");
+        assert!(metrics.contains(&format!("# TYPE {family} ")), "{family} is not served");
+    }
+    let alert = Regex::new(r"alert: (\w+)").unwrap();
+    let alerts: Vec<_> = alert.captures_iter(&rules).map(|found| found[1].to_owned()).collect();
+    assert!(alerts.len() == 11 && asked.len() > alerts.len(), "{alerts:?}");
+    for alert in alerts {
+        assert!(page.contains(&format!("| `{alert}` |")), "{alert} is not on the page");
     }
 }
 

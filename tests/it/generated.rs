@@ -215,6 +215,7 @@ fn metrics() -> Vec<(String, String)> {
     let sources = [
         ("culvert_", "host/service/metrics.rs"),
         ("culvert_", "host/service/metrics/nodes.rs"),
+        ("culvert_", "host/service/metrics/fleet.rs"),
         ("culvert_", "host/node/bounds.rs"),
         ("culvert_policy_", "host/policy/serve/metrics.rs"),
     ];

@@ -40,6 +40,7 @@ pub const PAGES: &[Page] = pages! {
     "docs/develop/releasing.md"
     "docs/develop/testing.md"
     "docs/getting-started.md"
+    "docs/operate/alerts.md"
     "docs/operate/audit-log.md"
     "docs/operate/backup.md"
     "docs/operate/bounds.md"

@@ -32,7 +32,7 @@ async fn send_agents_away(jobs: &Jobs) {
         fleet.until_drains(true).await;
         let slice = (jobs.agents.count() / PARTS).max(AT_LEAST);
         while fleet.drains() {
-            jobs.agents.send_away(slice);
+            jobs.metrics.fleet.sent_away(jobs.agents.send_away(slice));
             jobs.clock.sleep(EVERY).await;
         }
     }

@@ -11,7 +11,9 @@ use super::Jobs;
 /// Runs until the host stops.
 pub async fn run(jobs: Arc<Jobs>) {
     loop {
-        let next = match beat(&jobs).await {
+        let beat = beat(&jobs).await;
+        jobs.metrics.fleet.beat(beat.is_ok());
+        let next = match beat {
             Ok(()) => HEARTBEAT_EVERY,
             Err(error) => {
                 tracing::warn!(error = %Chain(&error), "the other hosts did not hear of this one");

@@ -26,6 +26,7 @@ pub async fn run(jobs: Arc<Jobs>) {
 async fn listen_always(jobs: &Jobs) {
     loop {
         let Err(error) = listen(jobs).await;
+        jobs.metrics.fleet.missed();
         tracing::warn!(error = %Chain(&error), "notifications of other hosts are missed; this one looks every second");
         sleep(RETRY_AFTER).await;
     }

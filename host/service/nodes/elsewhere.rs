@@ -14,6 +14,8 @@ use futures_util::future::join_all;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
+use crate::metrics::fleet::NodeAnswer;
+
 use super::{ANSWER_WITHIN, APPLY_WITHIN, EndedSessions, Link, Nodes, RETRY, lock, not_started, unavailable};
 
 /// How often it is looked for answers of which no notification has told.
@@ -102,6 +104,7 @@ impl Nodes {
         let deadline = self.clock.moment().plus(within);
         let waits: Vec<_> = requests.iter().map(|request| self.elsewhere.wait_for(request.id)).collect();
         let all_ids: Vec<Uuid> = requests.iter().map(|request| request.id).collect();
+        let kinds: Vec<RequestKind> = requests.iter().map(|request| request.kind).collect();
         let sent = self.store.ask_nodes(requests).await.unwrap_or_else(|error| {
             tracing::warn!(error = %Chain(&error), "the hosts of nodes could not be asked");
             vec![Sent::HostAway; all_ids.len()]
@@ -119,9 +122,19 @@ impl Nodes {
         }
         let answered = self.clock.timeout_at(deadline, self.look_until(join_all(answers))).await;
         asked.answers = answered.ok().and_then(|answers| answers.into_iter().collect::<Result<_, _>>().ok());
+        self.count_requests(&kinds, &asked);
         let mut waiting = lock(&self.elsewhere.waiting);
         all_ids.iter().for_each(|id| drop(waiting.remove(id)));
         asked
+    }
+
+    fn count_requests(&self, kinds: &[RequestKind], asked: &Asked) {
+        let answer = match asked {
+            Asked { is_away: true, .. } => NodeAnswer::HostAway,
+            Asked { answers: None, .. } => NodeAnswer::TimedOut,
+            Asked { .. } => NodeAnswer::Answered,
+        };
+        kinds.iter().for_each(|kind| self.fleet_metrics.asked(*kind, answer));
     }
 
     /// Looks for answers until all are there.

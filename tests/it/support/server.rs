@@ -84,6 +84,22 @@ impl Server {
         program("pg_ctl", &["-w", "-D", &self.data.display().to_string(), "promote"]).await;
     }
 
+    /// What the database holds now.
+    pub async fn dump(&self) -> PathBuf {
+        let file = self.data.parent().unwrap().join("dump");
+        let (from, to) = (self.address.to_string(), file.display().to_string());
+        program("pg_dump", &["-h", &from, "-U", "postgres", "-Fc", "-f", &to, "culvert"]).await;
+        file
+    }
+
+    /// Has the database hold what it held then. Nobody may be connected to it.
+    pub async fn restore(&self, dump: &Path) {
+        let (to, from) = (self.address.to_string(), dump.display().to_string());
+        program("dropdb", &["-h", &to, "-U", "postgres", "culvert"]).await;
+        program("createdb", &["-h", &to, "-U", "postgres", "culvert"]).await;
+        program("pg_restore", &["-h", &to, "-U", "postgres", "-d", "culvert", &from]).await;
+    }
+
     /// Runs a statement by a tool of PostgreSQL's own.
     pub async fn sql(&self, sql: &str) -> String {
         let address = self.address.to_string();

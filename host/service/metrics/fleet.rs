@@ -1,0 +1,115 @@
+//! Where this host stands among the hosts on its database, as metrics.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::Ended;
+use culvert_domain::node_request::RequestKind;
+use culvert_domain::string_enum::StringEnum;
+
+/// What came of a request to a node of another host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum NodeAnswer {
+    Answered,
+    TimedOut,
+    /// Its host is not heard of.
+    HostAway,
+}
+
+impl NodeAnswer {
+    const ALL: [Self; 3] = [Self::Answered, Self::TimedOut, Self::HostAway];
+
+    fn outcome(self) -> &'static str {
+        match self {
+            Self::Answered => "answered",
+            Self::TimedOut => "timed_out",
+            Self::HostAway => "host_away",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Asked {
+    kind: &'static str,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Default)]
+pub struct FleetMetrics {
+    heartbeats: Family<Ended, Counter>,
+    gaps: Counter,
+    sent_away: Counter,
+    asked: Family<Asked, Counter>,
+    lease: Gauge,
+    leads: Gauge,
+    grace: Gauge,
+    drains: Gauge,
+}
+
+/// Where a host stands at the moment.
+#[derive(Clone, Copy, Debug)]
+pub struct FleetLevels {
+    /// Seconds until it takes itself for dead.
+    pub lease_seconds: u64,
+    pub leads: bool,
+    pub in_grace: bool,
+    pub drains: bool,
+}
+
+impl FleetMetrics {
+    pub(crate) fn beat(&self, succeeded: bool) {
+        let outcome = if succeeded { "succeeded" } else { "failed" };
+        self.heartbeats.get_or_create(&Ended { outcome }).inc();
+    }
+
+    /// Notifications may have been missed.
+    pub(crate) fn missed(&self) {
+        self.gaps.inc();
+    }
+
+    pub(crate) fn sent_away(&self, agents: usize) {
+        self.sent_away.inc_by(agents as u64);
+    }
+
+    pub(crate) fn asked(&self, kind: RequestKind, answer: NodeAnswer) {
+        self.count(kind, answer, 1);
+    }
+
+    fn count(&self, kind: RequestKind, answer: NodeAnswer, more: u64) {
+        self.asked.get_or_create(&Asked { kind: kind.as_str(), outcome: answer.outcome() }).inc_by(more);
+    }
+
+    pub(super) fn set_levels(&self, levels: FleetLevels) {
+        self.lease.set(i64::try_from(levels.lease_seconds).unwrap_or(i64::MAX));
+        self.leads.set(levels.leads.into());
+        self.grace.set(levels.in_grace.into());
+        self.drains.set(levels.drains.into());
+    }
+
+    /// Sets counters to zero at the start.
+    pub(super) fn begin(&self) {
+        for outcome in ["succeeded", "failed"] {
+            self.heartbeats.get_or_create(&Ended { outcome }).inc_by(0);
+        }
+        for kind in RequestKind::ALL {
+            NodeAnswer::ALL.into_iter().for_each(|answer| self.count(*kind, answer, 0));
+        }
+    }
+
+    pub(super) fn register(&self, registry: &mut Registry) {
+        let heartbeats = self.heartbeats.clone();
+        registry.register("host_heartbeats", "Heartbeats of this host to its database", heartbeats);
+        let lease = self.lease.clone();
+        registry.register_with_unit("host_lease", "Until this host takes itself for dead", Unit::Seconds, lease);
+        registry.register("leader", "Whether this host does what is done once for all hosts", self.leads.clone());
+        registry.register("grace", "Whether nothing is taken for dead, for the database was away", self.grace.clone());
+        registry.register("draining", "Whether this host is about to be stopped", self.drains.clone());
+        registry.register("agents_sent_away", "Agents that were sent to other hosts", self.sent_away.clone());
+        let gaps = self.gaps.clone();
+        registry.register("notification_gaps", "Times that notifications of other hosts may have been missed", gaps);
+        registry.register("node_requests", "Requests to nodes of other hosts", self.asked.clone());
+    }
+}
