@@ -114,7 +114,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
                 dt { "Id" } dd { code { (tunnel.id) } }
             }
         }
-        section { h2 { "The last hour" } (plot::minutes(&minutes)) p.muted { "Since this host has started, when the page was loaded." } }
+        section { h2 { "The last hour" } (plot::minutes(&minutes)) p.muted { "When the page was loaded." } }
         section { h2 { "The last 30 days" } (plot::days(&days)) }
         (visit.dashboard.requests.drawer(&requests(&tunnel, &authorized)))
     };

@@ -65,6 +65,11 @@ pub fn hour_number(at: DateTime<Utc>) -> i64 {
     at.timestamp().div_euclid(3_600)
 }
 
+/// A minute, as a number since 1970-01-01 00:00 UTC.
+pub fn minute_number(at: DateTime<Utc>) -> i64 {
+    at.timestamp().div_euclid(60)
+}
+
 /// 00:00 UTC of the day.
 pub fn day_start(at: DateTime<Utc>) -> DateTime<Utc> {
     midnight(at.date_naive())
@@ -101,5 +106,6 @@ mod tests {
         assert_eq!(day_start(at).to_rfc3339(), "2024-02-29T00:00:00+00:00");
         assert_eq!(day_number(at), 19_782);
         assert_eq!(hour_number(at), 19_782 * 24 + 23);
+        assert_eq!(minute_number(at).div_euclid(60), hour_number(at));
     }
 }

@@ -55,7 +55,6 @@ pub mod policy_rollout;
 pub mod ports;
 mod presence;
 pub mod rate_limits;
-mod recent_traffic;
 pub mod refusals;
 mod resumption;
 pub mod scope_changes;

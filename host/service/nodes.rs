@@ -28,7 +28,6 @@ use uuid::Uuid;
 
 use crate::certificates;
 use crate::metrics::{FleetMetrics, NodeMetrics};
-use crate::recent_traffic::RecentTraffic;
 use crate::secrets::Secrets;
 use counts::ReportedCounts;
 use culvert_domain::lease::Lease;
@@ -56,7 +55,6 @@ pub struct Nodes {
     metrics: NodeMetrics,
     fleet_metrics: FleetMetrics,
     counts: ReportedCounts,
-    recent: RecentTraffic,
     links: Mutex<BTreeMap<Uuid, Arc<Link>>>,
     elsewhere: Elsewhere,
     /// How many nodes have applied their first assignments.
@@ -91,7 +89,6 @@ impl Nodes {
             metrics,
             fleet_metrics,
             counts: ReportedCounts::default(),
-            recent: RecentTraffic::default(),
             links: Mutex::default(),
             elsewhere: Elsewhere::default(),
             ready: watch::Sender::new(0),
@@ -145,12 +142,6 @@ impl Nodes {
     /// Counts traffic that was stored.
     pub fn count(&self, batch: &TrafficBatch) {
         self.metrics.count(batch);
-        self.recent.add(&batch.rows, self.clock.now());
-    }
-
-    /// What tunnels carried in the last hour.
-    pub(crate) fn recent_traffic(&self) -> &RecentTraffic {
-        &self.recent
     }
 
     /// Removes a link, unless the node has a newer one.

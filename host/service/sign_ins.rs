@@ -9,6 +9,7 @@ mod profile;
 mod renewal;
 mod sealed_state;
 mod second_factor;
+mod shared_tries;
 mod strength;
 mod throttle;
 mod welcome;

@@ -1,10 +1,10 @@
-//! What scopes and tunnels have carried, by day and by hour, with the days and hours in which they carried nothing.
+//! What scopes and tunnels have carried, by day, hour and minute, with those in which they carried nothing.
 
 use chrono::{DateTime, Days, NaiveDate, NaiveTime, TimeDelta, Utc};
 use culvert_domain::caller::Caller;
 use culvert_domain::error::Result;
 use culvert_domain::tunnel::Tunnel;
-use culvert_domain::usage::{HOURS_KEPT, Traffic, day_number, hour_number};
+use culvert_domain::usage::{HOURS_KEPT, Traffic, day_number, hour_number, minute_number};
 use uuid::Uuid;
 
 use crate::Service;
@@ -13,6 +13,9 @@ use crate::Service;
 const DAYS: u64 = 30;
 /// Hours of which traffic is told at a time.
 const HOURS: i64 = 24;
+
+/// Minutes of which traffic is told.
+const MINUTES: i64 = 60;
 
 /// Traffic by hour.
 pub struct HourlyUsage {
@@ -70,6 +73,19 @@ impl Service {
         };
         let begins = hours.map(|hour| DateTime::UNIX_EPOCH + TimeDelta::hours(hour)).collect();
         Ok(HourlyUsage { day, first_day, hours: filled(begins, &known, |hour| hour_number(*hour)) })
+    }
+
+    /// What a tunnel of the caller's scope carried in each of the last 60 minutes, the present one at the end.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub async fn last_hour(&self, caller: &Caller, tunnel_id: Uuid) -> Result<Vec<(DateTime<Utc>, Traffic)>> {
+        let now = minute_number(self.clock().now());
+        let minutes = now + 1 - MINUTES..=now;
+        let known = self.store.tunnel_minutes(caller.scope.id, tunnel_id, *minutes.start()).await?;
+        let begins = minutes.map(|minute| DateTime::UNIX_EPOCH + TimeDelta::minutes(minute)).collect();
+        Ok(filled(begins, &known, |minute| minute_number(*minute)))
     }
 
     /// How many visitors a tunnel has, as its node told a few seconds ago; `None` if it does not run, or if its node is not

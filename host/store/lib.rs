@@ -59,6 +59,7 @@ mod row;
 pub mod scopes;
 mod second_factors;
 pub mod sessions;
+pub mod sign_in_tries;
 pub mod sign_ins;
 mod sign_ups;
 pub mod sql;

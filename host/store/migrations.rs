@@ -79,6 +79,8 @@ const FILES: &[File] = files! {
     48 "0048_policy_generations"
     49 "0049_rolling_upgrades"
     50 "0050_local_roots"
+    51 "0051_usage_minutes"
+    52 "0052_sign_in_tries"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

@@ -9,7 +9,7 @@ use super::error::{DbResult, first_error};
 use super::read::Read;
 use super::sql::{Sql, sql};
 use culvert_domain::error::Result;
-use culvert_domain::usage::{HOURS_KEPT, day_number, hour_number};
+use culvert_domain::usage::{HOURS_KEPT, day_number, hour_number, minute_number};
 
 const KEEP_OPERATIONS: TimeDelta = TimeDelta::days(30);
 const KEEP_SESSIONS: TimeDelta = TimeDelta::days(90);
@@ -17,6 +17,8 @@ const KEEP_DELIVERIES: TimeDelta = TimeDelta::days(30);
 const KEEP_KEYS: TimeDelta = TimeDelta::days(30);
 /// How long nodes can be told of a change alone. A node that was away for longer gets the whole state.
 const KEEP_CHANGES: TimeDelta = TimeDelta::days(1);
+/// Plots show the last hour.
+const KEEP_MINUTES: TimeDelta = TimeDelta::minutes(70);
 const KEEP_USAGE: Months = Months::new(13);
 
 /// Maximum number of rows that are deleted in one transaction.
@@ -56,6 +58,7 @@ impl Store {
             (prune!("email_changes", "expires_at", " <= $1"), now),
             (prune!("sign_ups", "expires_at", " <= $1"), now),
             (prune!("sign_ins", "expires_at", " <= $1"), now),
+            (prune!("sign_in_tries", "expires_at", " <= $1"), now),
             (prune!("api_keys", "revoked_at", " <= $1"), now - KEEP_KEYS),
             (prune!("api_keys", "expires_at", " <= $1"), now - KEEP_KEYS),
             (prune!("audit_log", "at", " <= $1"), now - culvert_domain::audit_log::KEPT),
@@ -87,6 +90,7 @@ impl Store {
             (prune!("usage_of_scopes", "day", " < $1"), first_day),
             (prune!("usage_hours", "hour", " < $1"), first_hour),
             (prune!("usage_hours_of_scopes", "hour", " < $1"), first_hour),
+            (prune!("usage_minutes", "minute", " < $1"), minute_number(now - KEEP_MINUTES)),
         ] {
             result = first_error(result, self.prune_all(sql, first.into()).await);
         }

@@ -1,4 +1,4 @@
-//! Traffic in bytes, by day and by hour: of each tunnel, and of each scope as the sum of its tunnels.
+//! Traffic in bytes, by day and by hour: of each tunnel, and of each scope as the sum of its tunnels; and by minute of each tunnel.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use super::row::Row;
 use super::sql::sql;
 use super::{Store, Write};
 use culvert_domain::error::Result;
-use culvert_domain::usage::{Bandwidth, Traffic, day_number, hour_number, month_start};
+use culvert_domain::usage::{Bandwidth, Traffic, day_number, hour_number, minute_number, month_start};
 use culvert_wire::node::SessionTraffic;
 
 /// Makes a statement that adds `$3` and `$4` bytes to a row, which is made if it is not there: from the table, the two
@@ -109,6 +109,15 @@ impl Store {
         );
         by_time(&(&self.db).all(sql, args![scope_id, tunnel_id, hours.start, hours.end]).await?)
     }
+
+    /// The traffic of a tunnel by minute, since one. Minutes without any are left out.
+    pub async fn tunnel_minutes(&self, scope_id: Uuid, tunnel_id: Uuid, since: i64) -> Result<Vec<(i64, Traffic)>> {
+        let sql = sql!(
+            "SELECT minute AS time, bytes_in, bytes_out FROM usage_minutes \
+             WHERE tunnel_id = $2 AND scope_id = $1 AND minute >= $3 ORDER BY minute"
+        );
+        by_time(&(&self.db).all(sql, args![scope_id, tunnel_id, since]).await?)
+    }
 }
 
 impl Write {
@@ -119,7 +128,8 @@ impl Write {
 
     /// Adds the traffic of sessions of a scope, which may be open or ended.
     pub async fn add_traffic(&mut self, scope_id: Uuid, rows: &[SessionTraffic]) -> Result<()> {
-        let (day, hour, mut sum) = (day_number(self.now), hour_number(self.now), Traffic::default());
+        let (day, hour, minute) = (day_number(self.now), hour_number(self.now), minute_number(self.now));
+        let mut sum = Traffic::default();
         for row in rows {
             let traffic = Traffic { bytes_in: row.bytes_in, bytes_out: row.bytes_out };
             sum = sum + traffic;
@@ -128,6 +138,7 @@ impl Write {
             for (sql, time) in [
                 (add!("usage_days", "tunnel_id, day", ", scope_id", ", $5"), day),
                 (add!("usage_hours", "tunnel_id, hour", ", scope_id", ", $5"), hour),
+                (add!("usage_minutes", "tunnel_id, minute", ", scope_id", ", $5"), minute),
             ] {
                 let args = args![row.tunnel_id, time, traffic.bytes_in, traffic.bytes_out, scope_id];
                 self.execute(sql, args).await?;

@@ -16,7 +16,7 @@ const SIGN_IN: &str = "/dashboard/sign-in";
 const FIVE_MINUTES: Duration = Duration::from_mins(5);
 
 /// What the sign-in page answers to a password, and for how long it wants to be left alone.
-async fn tried(host: &TestHost, password: &str) -> (u16, Option<u64>) {
+pub async fn tried(host: &TestHost, password: &str) -> (u16, Option<u64>) {
     let mut tab = Tab::open(host);
     let page = tab.get(SIGN_IN).await;
     let shown = tab.submit(&page, SIGN_IN, &[("email", "ada@example.test"), ("password", password)]).await;

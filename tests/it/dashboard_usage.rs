@@ -127,15 +127,33 @@ async fn hours_of_a_day_are_kept_for_35_days(engine: Engine) {
     let grace = stage.host.person("grace").await;
     let mut graces = Tab::entered(&stage.host, grace.account_id).await;
     assert_eq!(graces.get(&format!("/dashboard/me/{sessions}")).await.status, 404);
+    let url = stage.host.config().database_url();
     let kept = async || {
         stage.host.app.store.prune().await.unwrap();
-        let url = stage.host.config().database_url();
         (count(&url, "usage_hours").await, count(&url, "usage_hours_of_scopes").await)
     };
     stage.host.clock.advance(33 * DAY);
     assert_eq!(kept().await, (1, 1));
     stage.host.clock.advance(Duration::from_hours(1));
     assert_eq!(kept().await, (0, 0));
+}
+
+/// The minutes of the last hour outlive the host, and go soon after.
+#[both_engines]
+async fn minutes_are_kept_for_little_more_than_an_hour(engine: Engine) {
+    let mut stage = Stage::set(engine).await;
+    stage.carry(5000).await;
+    let url = stage.host.config().database_url();
+    let kept = async |host: &TestHost| {
+        host.app.store.prune().await.unwrap();
+        count(&url, "usage_minutes").await
+    };
+    stage.host.clock.advance(Duration::from_mins(59));
+    assert_eq!(kept(&stage.host).await, 1);
+    let page = stage.tunnel_page().await;
+    assert!(page.contains("Traffic by minute: 5.0 kB in, 5.0 kB out"), "{page}");
+    stage.host.clock.advance(Duration::from_mins(12));
+    assert_eq!(kept(&stage.host).await, 0);
 }
 
 /// A page tells how many visitors are there, and changes when one comes or goes.

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
+use crate::dashboard_limits::tried;
 use crate::support::fleet::TestFleet;
+use crate::support::tab::{PASSWORD, Tab};
 
 const PER_MINUTE: u64 = 120;
 const AT_ONCE: usize = 600;
@@ -50,4 +52,26 @@ async fn window_that_one_host_has_filled_is_full_at_another() {
     }
     let refused = fleet.hosts[1].api(&ada.key).get("/account").await;
     assert_eq!((refused.outcome().as_str(), refused.header("retry-after")), ("429 rate_limited", Some("60")));
+}
+
+/// Who guesses at a password at one host after the other waits as at one, and the right one ends that.
+#[tokio::test]
+async fn wrong_passwords_at_all_hosts_are_counted_together() {
+    let fleet = TestFleet::start(3).await;
+    fleet.pass(Duration::from_secs(3)).await;
+    let ada = fleet.hosts[0].person("ada").await;
+    Tab::with_password(&fleet.hosts[0], ada.account_id).await;
+    let wrong = tried(&fleet.hosts[1], "wrong").await;
+    assert_eq!(wrong.1, None);
+    for host in [1, 2] {
+        assert_eq!(tried(&fleet.hosts[host], "wrong").await, wrong);
+    }
+    for host in [1, 2] {
+        assert_eq!(tried(&fleet.hosts[host], "wrong").await, (429, Some(1)), "host {host}");
+    }
+    fleet.pass(Duration::from_secs(3)).await;
+    assert_eq!(tried(&fleet.hosts[0], PASSWORD).await.0, 303);
+    for host in [2, 1, 2] {
+        assert_eq!(tried(&fleet.hosts[host], "wrong").await, wrong, "host {host}");
+    }
 }

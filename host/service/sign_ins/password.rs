@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::strength::{PASSWORD_CHARACTERS, check_strength};
 use super::throttle::{Account, Tries};
-use super::{Client, Proved, SignInValue, SignIns, create_or_ask, wait_for};
+use super::{Client, Proved, SignInValue, SignIns, create_or_ask, shared_tries, wait_for};
 use crate::Service;
 use crate::links::hash;
 
@@ -105,6 +105,11 @@ impl SignIns {
         tried: Account,
     ) -> Result<Option<(Uuid, String)>> {
         let former = self.throttle.take_password_try(address, tried, self.clock.moment()).map_err(wait_for)?;
+        let is_known = self.throttle.is_known(tried, address);
+        if !is_known && let Err(error) = shared_tries::take_password(service, tried).await {
+            self.throttle.password_was_not_checked(address, tried, former);
+            return Err(error);
+        }
         let is_possible = !email.contains(char::is_control) && password.chars().count() <= *PASSWORD_CHARACTERS.end();
         let known = if is_possible { service.store.password_by_email(email).await? } else { None };
         let hash = known.as_ref().map(|(_, hash)| hash.clone());
@@ -115,6 +120,9 @@ impl SignIns {
             Ok(is_right) => is_right,
             Err(error) => {
                 self.throttle.password_was_not_checked(address, tried, former);
+                if !is_known {
+                    shared_tries::give_back(service, tried).await?;
+                }
                 return Err(error);
             }
         };
@@ -125,6 +133,7 @@ impl SignIns {
             return Ok(None);
         }
         self.throttle.password_was_right(address, tried);
+        shared_tries::forget(service, tried).await?;
         Ok(known)
     }
 }

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::renewal::end_others;
 use super::throttle::Tries;
-use super::{Client, SignInValue, SignIns, check_elevated, create, present, wait_for};
+use super::{Client, SignInValue, SignIns, check_elevated, create, present, shared_tries, wait_for};
 use crate::Service;
 use crate::call::Answered;
 use crate::idempotency::IdempotencyKey;
@@ -96,6 +96,9 @@ impl SignIns {
         tries: &Tries,
     ) -> Result<bool> {
         self.throttle.take_code_try(tries, self.clock.moment()).map_err(wait_for)?;
+        if let Some(account) = tries.of_strangers(&self.throttle) {
+            shared_tries::take_code(service, account).await?;
+        }
         let (typed, secrets) = (normalised(typed), service.secrets.clone());
         let check = service.store.write(Some(account_id), move |write| {
             Box::pin(async move {

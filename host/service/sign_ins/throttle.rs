@@ -19,7 +19,7 @@ const PASSWORDS: (u32, Duration) = (10, Duration::from_mins(5));
 /// Codes of an account from one address, or of a sign-in that proves itself once more.
 const CODES: (u32, Duration) = (5, Duration::from_mins(5));
 /// Codes of an account from all addresses that it has not signed in from.
-const CODES_OF_STRANGERS: (u32, Duration) = (50, Duration::from_hours(24));
+pub(super) const CODES_OF_STRANGERS: (u32, Duration) = (50, Duration::from_hours(24));
 /// Tries to make an account by one link.
 pub(super) const BEGINS: (u32, Duration) = (10, Duration::from_mins(5));
 /// Tries to make accounts from one address.
@@ -38,7 +38,7 @@ const SIGNATURES: (u32, Duration) = (20, MINUTE);
 const FREE: u32 = 3;
 const LONGEST_WAIT: Duration = Duration::from_mins(1);
 /// How long wrong passwords for an account are remembered.
-const REMEMBERED_FOR: Duration = Duration::from_hours(24);
+pub(super) const REMEMBERED_FOR: Duration = Duration::from_hours(24);
 /// Accounts, their addresses, and sign-ins that are remembered.
 const MAX_REMEMBERED: usize = 10_000;
 const MINUTE: Duration = Duration::from_mins(1);
@@ -62,6 +62,13 @@ pub(super) struct Tries {
 }
 
 impl Tries {
+    /// Those of strangers at the account, if they are from an address that nobody has signed in from.
+    pub(super) fn of_strangers(&self, throttle: &Throttle) -> Option<Account> {
+        self.of_strangers
+            .filter(|(account, address)| !throttle.is_known(*account, *address))
+            .map(|(account, _)| account)
+    }
+
     /// Those of somebody who is signed in.
     pub(super) fn of_sign_in(sign_in: &SignIn) -> Self {
         Self { near: hash(&format!("code {}", sign_in.id)), of_strangers: None }
@@ -112,13 +119,17 @@ struct Requests {
 }
 
 impl Failures {
-    /// 0, 0, 0, 1, 2, 4 … 60 seconds after the last one.
     fn wait(self, now: Moment) -> Option<Duration> {
-        let doublings = self.count.checked_sub(FREE)?;
-        let wait = 2_u64.checked_pow(doublings).map_or(LONGEST_WAIT, Duration::from_secs).min(LONGEST_WAIT);
-        let left = wait.saturating_sub(now.since(self.last));
-        (!left.is_zero()).then_some(left)
+        wait_after(self.count, now.since(self.last))
     }
+}
+
+/// What is left of 0, 0, 0, 1, 2, 4 … 60 seconds after the last of so many wrong passwords.
+pub(super) fn wait_after(count: u32, since_last: Duration) -> Option<Duration> {
+    let doublings = count.checked_sub(FREE)?;
+    let wait = 2_u64.checked_pow(doublings).map_or(LONGEST_WAIT, Duration::from_secs).min(LONGEST_WAIT);
+    let left = wait.saturating_sub(since_last);
+    (!left.is_zero()).then_some(left)
 }
 
 impl Requests {
@@ -160,12 +171,17 @@ impl Throttle {
         }
     }
 
+    /// Whether somebody has signed in from there.
+    pub(super) fn is_known(&self, account: Account, address: Option<IpAddr>) -> bool {
+        lock(&self.known).contains_key(&(account, address.map(prefix)))
+    }
+
     /// Takes a try at a code. Strangers elsewhere do not make somebody wait at an address from which they have signed in,
     /// nor whoever is signed in.
     pub(super) fn take_code_try(&self, tries: &Tries, now: Moment) -> Result<(), Duration> {
         self.tries.take(tries.near, CODES, now)?;
         match tries.of_strangers {
-            Some((account, address)) if !lock(&self.known).contains_key(&(account, address.map(prefix))) => {
+            Some((account, address)) if !self.is_known(account, address) => {
                 self.tries.take(account, CODES_OF_STRANGERS, now)
             }
             _ => Ok(()),
@@ -194,7 +210,7 @@ impl Throttle {
         }
         let mut accounts = lock(&self.accounts);
         let former = accounts.get(&account).copied().filter(|failures| now.since(failures.last) < REMEMBERED_FOR);
-        let is_known = lock(&self.known).contains_key(&(account, address.map(prefix)));
+        let is_known = self.is_known(account, address);
         let wait = former.filter(|_| !is_known).and_then(|failures| failures.wait(now));
         if let Some(wait) = wait.or_else(|| self.passwords.count(address, now)) {
             return Err(wait);

@@ -136,6 +136,7 @@ impl Seed {
             "hash, email, expires_at",
             format!("{hash}, 'seed' || i || '@example.test', {later}"),
         );
+        insert(scopes, "sign_in_tries", "what, count, last_at, expires_at", format!("{hash}, 2, {now}, {later}"));
         insert(
             scopes,
             "mails",
@@ -362,6 +363,12 @@ impl Seed {
             "usage_hours",
             "tunnel_id, hour, scope_id, bytes_in, bytes_out",
             format!("{}, {today} * 24 - i % 10, {}, 1000, 1000", tunnel("i / 10"), scope("i / 200")),
+        );
+        insert(
+            tunnels * 5,
+            "usage_minutes",
+            "tunnel_id, minute, scope_id, bytes_in, bytes_out",
+            format!("{}, {today} * 1440 - i % 5, {}, 1000, 1000", tunnel("i / 5"), scope("i / 100")),
         );
         insert(
             scopes * 10,
