@@ -98,7 +98,13 @@ impl Load {
         say(&format!("seed {seed}: {visits} visits, {writes} writes, {operations} looks at operations"));
         assert!(visits > 100 && writes > 10 && operations > 10, "nothing was under way");
         let faults = records.faults();
-        assert!(faults.is_empty(), "seed {seed}, {injected:?}:\n{}", faults.join("\n"));
+        drop(records);
+        if faults.is_empty() {
+            return;
+        }
+        let kept = self.stage.keep(&format!("seed-{seed}")).await;
+        std::fs::write(kept.join("history"), format!("{:#?}", self.history.note())).unwrap();
+        panic!("seed {seed}, {injected:?}, logs in {}:\n{}", kept.display(), faults.join("\n"));
     }
 }
 

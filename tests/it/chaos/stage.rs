@@ -1,5 +1,6 @@
 //! The programs: PostgreSQL, three hosts, and agents, with a link between any two of them.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use culvert_wire::clock::Clock;
@@ -105,6 +106,23 @@ impl Stage {
             within(30, device.place.until_written(".local/state/culvert-agent/hosts.json", &url)).await;
         }
         self.devices.push(Arc::new(device));
+    }
+}
+
+impl Stage {
+    /// Keeps the logs of all programs and what the database has of hosts and devices. Returns where.
+    pub async fn keep(&self, name: &str) -> PathBuf {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/chaos").join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        let places = self.hosts.iter().map(|host| &host.place).chain(self.devices.iter().map(|device| &device.place));
+        for (number, place) in places.enumerate() {
+            std::fs::copy(place.log(), folder.join(format!("{number}.log"))).unwrap();
+        }
+        for table in ["cluster", "hosts", "device_presence", "operations", "sessions", "deliveries"] {
+            let rows = self.server.sql(&format!("SELECT row_to_json(t) FROM {table} t LIMIT 10000")).await;
+            std::fs::write(folder.join(format!("{table}.json")), rows).unwrap();
+        }
+        folder
     }
 }
 

@@ -1,6 +1,8 @@
 //! The real programs, in processes of their own.
 
 use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Write;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
@@ -158,8 +160,13 @@ impl Place {
         let mut words = line.split_whitespace();
         let mut command = self.command(words.next().unwrap());
         let mut child = command.args(words).stderr(Stdio::piped()).spawn().unwrap();
-        let lines = read(child.stderr.take().unwrap());
+        let lines = read_into(child.stderr.take().unwrap(), Some(self.log()));
         Program { child, lines }
+    }
+
+    /// What its programs have logged so far.
+    pub fn log(&self) -> PathBuf {
+        self.folder.path().join("log")
     }
 
     /// Starts the host, and waits until it takes requests.
@@ -182,10 +189,22 @@ impl Place {
 }
 
 fn read(output: impl AsyncRead + Send + Unpin + 'static) -> mpsc::UnboundedReceiver<String> {
+    read_into(output, None)
+}
+
+/// Reads lines, and adds them to a file.
+fn read_into(
+    output: impl AsyncRead + Send + Unpin + 'static,
+    file: Option<PathBuf>,
+) -> mpsc::UnboundedReceiver<String> {
     let (sender, lines) = mpsc::unbounded_channel();
+    let mut file = file.map(|file| File::options().create(true).append(true).open(file).unwrap());
     tokio::spawn(async move {
         let mut output = BufReader::new(output).lines();
         while let Ok(Some(line)) = output.next_line().await {
+            if let Some(file) = &mut file {
+                writeln!(file, "{line}").unwrap();
+            }
             let _ = sender.send(line);
         }
     });
