@@ -93,12 +93,14 @@ impl Load {
         }
         recover(&self.history, &mut clients).await;
         events(&self.stage, &self.history).await;
-        let (seed, records) = (self.seed, self.history.note());
-        let (visits, writes, operations) = (records.visits.len(), records.written.len(), records.operations.len());
-        say(&format!("seed {seed}: {visits} visits, {writes} writes, {operations} looks at operations"));
-        assert!(visits > 100 && writes > 10 && operations > 10, "nothing was under way");
-        let faults = records.faults();
-        drop(records);
+        let seed = self.seed;
+        let faults = {
+            let records = self.history.note();
+            let (visits, writes, operations) = (records.visits.len(), records.written.len(), records.operations.len());
+            say(&format!("seed {seed}: {visits} visits, {writes} writes, {operations} looks at operations"));
+            assert!(visits > 100 && writes > 10 && operations > 10, "nothing was under way");
+            records.faults()
+        };
         if faults.is_empty() {
             return;
         }
