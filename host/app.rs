@@ -56,7 +56,8 @@ use culvert_service::refusals::Refusals;
 use culvert_service::scope_changes::ScopeChanges;
 use culvert_service::secrets::Secrets;
 use culvert_service::{Service, audit_log, keys, sessions};
-use culvert_store::db::{Db, NEWER, Schema};
+use culvert_store::db::Db;
+use culvert_store::schema::{NEWER, Schema};
 use culvert_store::{Hint, Store, rate};
 
 /// How long requests and agents have to end when the host stops.
@@ -332,7 +333,7 @@ fn fleet(config: &Config, embedded: &Embedded, clock: Clock, claimed: Option<Mom
 async fn open_database(config: &Config) -> std::result::Result<Db, ConfigError> {
     let fail = |problem: &dyn std::fmt::Display| ConfigError::new("database_url", problem);
     let db = Db::open(&config.database_url()).await.map_err(|e| fail(&e))?;
-    match db.schema().await {
+    match db.schema().await.map_err(|e| fail(&Chain(&Error::from(e))))? {
         Schema::Current => {}
         Schema::Older if !config.migrates() => {
             return Err(fail(&"the database is of an earlier version; call `culvert migrate` first"));
@@ -356,7 +357,8 @@ fn open_deliveries(config: &Config, clock: &Clock) -> std::result::Result<(Arc<G
 
 /// Opens the worker that has certificates issued.
 async fn open_certificates(config: &Config, clock: &Clock) -> std::result::Result<CertificateWorker, ConfigError> {
-    let local_roots = LocalRoots::new(config.ca_dir());
+    let domains = config.nodes().into_iter().filter_map(|(_, node)| node.domain.clone()).collect();
+    let local_roots = LocalRoots::new(config.ca_dir(), domains);
     let acme = &config.acme;
     let Some(directory) = acme.directory.clone() else {
         return Ok(CertificateWorker::new(local_roots, None, acme.orders_per_hour));

@@ -116,7 +116,8 @@ impl RootFolder {
         Root::read(&pem, &fs::read(self.0.join(domain).join(KEY)).ok()?)
     }
 
-    /// Writes a certificate, and removes the key that an earlier version has kept beside it.
+    /// Writes a certificate. The key that an earlier version has kept beside it is removed; with another certificate, both
+    /// are kept under other names.
     ///
     /// # Errors
     ///
@@ -128,11 +129,17 @@ impl RootFolder {
         }
         private_dir::open(&self.0)?;
         private_dir::open(&folder)?;
-        private_dir::replace(&folder.join(ROOT), pem.as_bytes())?;
-        match fs::remove_file(folder.join(KEY)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
+        let former = fs::read_to_string(folder.join(ROOT)).ok().filter(|former| former != pem);
+        if folder.join(KEY).exists() {
+            match &former {
+                Some(former) => {
+                    private_dir::replace(&folder.join("former-root.pem"), former.as_bytes())?;
+                    fs::rename(folder.join(KEY), folder.join("former-root.key"))?;
+                }
+                None => fs::remove_file(folder.join(KEY))?,
+            }
         }
+        private_dir::replace(&folder.join(ROOT), pem.as_bytes())
     }
 }
 

@@ -32,16 +32,16 @@ pub(super) enum Ca {
 impl Ca {
     pub(super) async fn run(&self, config: &Config, output: Output) -> Result<(), CliError> {
         let Self::Show { pem, path } = self;
-        let domains: Vec<&String> = config.nodes().into_iter().filter_map(|(_, node)| node.domain.as_ref()).collect();
+        let domains: Vec<String> = config.nodes().into_iter().filter_map(|(_, node)| node.domain.clone()).collect();
         if domains.is_empty() {
             return Err(refused("no node has a domain; set node.domain"));
         }
         let (store, secrets) = operator::store_and_secrets(config).await?;
-        let local_roots = LocalRoots::new(config.ca_dir());
+        let local_roots = LocalRoots::new(config.ca_dir(), domains.clone());
         // Those of the nodes of other hosts as well.
         let known = store.local_roots().await?.into_iter().map(|root| root.domain);
         let mut roots = Vec::new();
-        for domain in known.chain(domains.into_iter().cloned()).collect::<BTreeSet<_>>() {
+        for domain in known.chain(domains).collect::<BTreeSet<_>>() {
             let root = local_roots.root(&store, &secrets, &domain).await?;
             roots.push((local_roots.path(&domain), domain, root));
         }

@@ -49,10 +49,15 @@ impl Host {
 }
 
 async fn drain(output: Output, store: &Store, hosts: &[HostRecord], name: &str, drains: bool) -> Result<(), CliError> {
-    let mut named = hosts.iter().filter(|host| host.name == name || host.id.to_string() == name);
+    let named = |alive| {
+        let named = |host: &&HostRecord| host.name == name || host.id.to_string() == name;
+        hosts.iter().filter(named).filter(move |host| host.state.is_alive() == alive)
+    };
+    // A machine that was set up anew has the name of the former one.
+    let mut named = named(true).chain(named(false));
     let host =
         named.next().ok_or_else(|| refused(format!("there is no host {name}; `culvert host list` shows them")))?;
-    if named.next().is_some() {
+    if named.next().is_some_and(|other| other.state.is_alive()) {
         return Err(refused(format!("several hosts are called {name}; use an id")));
     }
     let takes_over = |other: &HostRecord| other.id != host.id && other.state == HostState::Alive;

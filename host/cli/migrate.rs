@@ -1,7 +1,8 @@
 //! `culvert migrate`
 
 use clap::Args;
-use culvert_store::db::{Db, NEWER, Schema};
+use culvert_store::db::Db;
+use culvert_store::schema::{NEWER, Schema};
 use serde_json::json;
 
 use super::{CliError, print, refused};
@@ -19,7 +20,7 @@ impl Migrate {
     pub(super) async fn run(self, config: &Config, output: Output) -> Result<(), CliError> {
         let fail = |problem: &dyn std::fmt::Display| ConfigError::new("database_url", problem);
         let db = Db::open(&config.database_url()).await.map_err(|e| fail(&e))?;
-        let schema = db.schema().await;
+        let schema = db.schema().await.map_err(|e| fail(&e))?;
         match schema {
             Schema::Newer => return Err(fail(&NEWER).into()),
             Schema::Empty | Schema::Older if self.check => {

@@ -14,7 +14,8 @@ use culvert_domain::error::Chain;
 use culvert_service::secrets::Secrets;
 use culvert_service::{audit_log, keys};
 use culvert_store::Store;
-use culvert_store::db::{Db, NEWER, Schema};
+use culvert_store::db::Db;
+use culvert_store::schema::{NEWER, Schema};
 
 /// Opens the store that the host of this configuration uses.
 pub(super) async fn store(config: &Config) -> Result<Store, CliError> {
@@ -29,7 +30,7 @@ pub(super) async fn store_and_secrets(config: &Config) -> Result<(Store, Secrets
         .map_err(|error| ConfigError::new("data_dir", format!("{}: {error}", folder.display())))?;
     let fail = |problem: &dyn std::fmt::Display| ConfigError::new("database_url", problem);
     let db = Db::open(&config.database_url()).await.map_err(|e| fail(&e))?;
-    match db.schema().await {
+    match db.schema().await.map_err(|e| fail(&e))? {
         Schema::Current => {}
         Schema::Empty => db.migrate().await.map_err(|e| fail(&e))?,
         Schema::Older => {

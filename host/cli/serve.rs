@@ -13,7 +13,7 @@ use crate::app::{App, Host};
 use crate::config::{Config, ConfigError, LogFormat};
 use crate::policies;
 use culvert_service::jobs::Ticker;
-use culvert_store::db::NEWER;
+use culvert_store::schema::NEWER;
 
 pub(super) async fn run(config: Config) -> Result<(), CliError> {
     log(config.log.format, "info");

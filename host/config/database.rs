@@ -10,7 +10,7 @@ use super::{Config, ConfigError};
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DatabaseConfig {
-    /// Whether `serve` migrates a database of an earlier version: `auto`, or `check`, by which it does not start before
+    /// What `serve` does with a database of an earlier version: `auto` migrates it; with `check` it refuses to start until
     /// `culvert migrate` was called (default: `auto` on SQLite, `check` on PostgreSQL).
     pub migrate: Option<Migrate>,
 }

@@ -9,7 +9,7 @@ use culvert_service::keyed_mutex::{KeyedMutex, KeyedMutexGuard};
 use culvert_service::metrics::ConnectionRefusals;
 use culvert_wire::clock::{Clock, Moment};
 use culvert_wire::unproven::{Entry, Unproven};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use uuid::Uuid;
 
 use super::pace::Paces;
@@ -38,7 +38,7 @@ pub struct Arrivals {
     unproven: Arc<Unproven>,
     waiting: Semaphore,
     proving: Semaphore,
-    writing: Semaphore,
+    writing: Arc<Semaphore>,
     returns: Mutex<Bucket>,
     /// Serializes the arrivals of one device.
     arriving: KeyedMutex<Uuid>,
@@ -53,7 +53,7 @@ impl Arrivals {
             unproven: Unproven::new(UNPROVEN, UNPROVEN_PER_ADDRESS, move || refused.count("unproven")),
             waiting: Semaphore::new(WAITING),
             proving: Semaphore::new(AT_ONCE),
-            writing: Semaphore::new(AT_ONCE),
+            writing: Arc::new(Semaphore::new(AT_ONCE)),
             returns: Mutex::new(Bucket::new(RETURNS_PER_SECOND, RETURNS_PER_SECOND, now)),
             arriving: KeyedMutex::new(),
             paces: Arc::default(),
@@ -91,9 +91,10 @@ impl Arrivals {
     }
 
     /// A place among the few that write a device down. Whoever holds one waits for no other device.
-    pub(crate) async fn writing(&self) -> Option<SemaphorePermit<'_>> {
+    pub(crate) fn writing(&self) -> impl Future<Output = Option<OwnedSemaphorePermit>> + Send + use<> {
         // The semaphore is never closed.
-        self.writing.acquire().await.ok()
+        let writing = self.writing.clone();
+        async move { writing.acquire_owned().await.ok() }
     }
 
     /// Waits for a device's turn to connect: one arrival at a time, at a limited rate. `None` if too many

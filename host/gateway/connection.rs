@@ -152,7 +152,13 @@ async fn handshake(
     drop(stranger);
     let place = control.arrivals.place().ok_or(End::Full)?;
     let _turn = control.arrivals.turn(identified.device_id(), &control.clock).await.ok_or(End::TooOften)?;
-    let (device, consent) = identified.accept(&control.service, control.arrivals.writing()).await?;
+    let accepted = Box::pin(identified.accept(&control.service, control.arrivals.writing()));
+    let (device, consent) = tokio::select! {
+        biased;
+        accepted = accepted => accepted?,
+        // An agent says nothing before it is welcome: it is gone.
+        frame = link.receive() => return Err(frame.err().unwrap_or(End::Gone)),
+    };
     Ok((device, consent, place))
 }
 

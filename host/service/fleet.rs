@@ -82,7 +82,14 @@ impl Fleet {
         });
         let is_outdated = oldest_schema > migrations::newest();
         let membership = Membership { cluster, has_others, sent, is_ended: false, drains, is_outdated };
-        self.membership.send_replace(Some(membership));
+        // Two may be under way at once: the one that was sent last counts.
+        self.membership.send_if_modified(|known| {
+            let is_newer = known.as_ref().is_none_or(|known| known.sent <= sent);
+            if is_newer {
+                *known = Some(membership);
+            }
+            is_newer
+        });
     }
 
     /// The others have taken this host for dead: it may do nothing until it has started anew.

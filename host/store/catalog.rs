@@ -52,6 +52,8 @@ pub struct PlacementCandidate {
     /// The platform domain of its tunnels' names: its own, or the default.
     pub domain_id: Uuid,
     pub domain: String,
+    /// Whether its host is to be stopped.
+    pub drains: bool,
 }
 
 /// What a host registers about one of its nodes.
@@ -261,25 +263,29 @@ impl Write {
         Ok(())
     }
 
-    /// The nodes whose hosts are alive and are not to be stopped, for the placement of a new tunnel.
+    /// The nodes whose hosts are alive, for the placement of a new tunnel; of hosts that are not to be stopped, if there are any.
     pub async fn placement_candidates(&mut self) -> Result<Vec<PlacementCandidate>> {
         let sql = sql!(concat!(
             "SELECT ",
             node_columns!(),
             ", d.id AS domain_id, d.domain, (SELECT CAST(COALESCE(SUM(l.tunnels), 0) AS BIGINT) FROM node_loads l \
-                WHERE l.node_id = n.id) AS tunnels FROM nodes n JOIN platform_domains d \
+                WHERE l.node_id = n.id) AS tunnels, \
+                EXISTS (SELECT 1 FROM hosts h WHERE h.id = n.host_id AND h.draining) AS drains FROM nodes n JOIN platform_domains d \
                 ON d.id = n.domain_id OR (n.domain_id IS NULL AND d.is_default = TRUE) WHERE ",
-            is_with_live_host!(),
-            " AND NOT EXISTS (SELECT 1 FROM hosts h WHERE h.id = n.host_id AND h.draining)"
+            is_with_live_host!()
         ));
         let (host_id, now) = (self.host_id, self.now);
         let rows = self.all(sql, args![host_id, now]).await?;
-        Ok(rows.iter().map(placement_candidate).collect::<DbResult<_>>()?)
+        let candidates = rows.iter().map(placement_candidate).collect::<DbResult<Vec<_>>>()?;
+        let stays = |candidate: &PlacementCandidate| !candidate.drains;
+        // Hosts that are to be stopped go on where no other is there.
+        let some_stay = candidates.iter().any(stays);
+        Ok(candidates.into_iter().filter(|candidate| !some_stay || stays(candidate)).collect())
     }
 }
 
 fn placement_candidate(row: &Row) -> DbResult<PlacementCandidate> {
-    Ok(row!(row => PlacementCandidate { domain_id: id, domain: text, tunnels: number; node: node(row)? }))
+    Ok(row!(row => PlacementCandidate { domain_id: id, domain: text, tunnels: number, drains: flag; node: node(row)? }))
 }
 
 /// Reads a node from the columns of [`node_columns`].

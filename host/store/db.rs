@@ -1,5 +1,5 @@
 //! The two database engines, SQLite and PostgreSQL, behind one SQL text. Outside of this
-//! file, only `arg.rs`, `row.rs`, `sql.rs`, `assignments.rs` and `postgres_bus.rs` depend on which engine is in
+//! file, only `arg.rs`, `row.rs`, `sql.rs`, `schema.rs`, `assignments.rs` and `postgres_bus.rs` depend on which engine is in
 //! use.
 //!
 //! Statements bind `$1`, `$2`, … and rows are read by column name. The engines differ in how a
@@ -10,7 +10,6 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::migrate::{AppliedMigration, Migrate, MigrateError, Migrator};
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use sqlx::postgres::{PgPoolOptions, PgRow};
@@ -23,7 +22,6 @@ use crate::arg::{Arg, args, check, postgres_ids, query, sqlite_ids};
 use crate::audit_heads::Appender;
 use crate::error::DbResult;
 use crate::group_commit::{Member, Writer};
-use crate::migrations;
 use crate::read::{Execute, Read, sqlite_rows};
 use crate::row::Row;
 use crate::sql::{Sql, sql};
@@ -65,20 +63,6 @@ pub enum Db {
     },
 }
 
-/// How the schema of a database compares with the schema of this program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Schema {
-    Empty,
-    Older,
-    /// This program works with it. A newer version may have added to it.
-    Current,
-    /// It needs a newer version of this program.
-    Newer,
-}
-
-/// What is said of a database with [`Schema::Newer`].
-pub const NEWER: &str = "the database needs a newer version of this program";
-
 /// A transaction that writes.
 pub enum Tx {
     Sqlite(Member),
@@ -92,41 +76,6 @@ impl Db {
             Some(path) => open_sqlite(path).await,
             None => open_postgres(url).await,
         }
-    }
-
-    /// Brings the schema up to date.
-    pub async fn migrate(&self) -> Result<(), MigrateError> {
-        match self {
-            Self::Sqlite { write, .. } => migrations::SQLITE.run(write.pool()).await,
-            Self::Postgres { unbounded, .. } => {
-                let mut connection = PgConnection::connect_with(unbounded).await?;
-                let migrated = migrations::POSTGRES.run(&mut connection).await;
-                connection.close().await?;
-                migrated
-            }
-        }
-    }
-
-    /// Compares the schema of the database with that of this program.
-    pub async fn schema(&self) -> Schema {
-        let (migrator, applied) = match self {
-            Self::Sqlite { write, .. } => (&*migrations::SQLITE, applied(write.pool().acquire().await.ok()).await),
-            Self::Postgres { pool, .. } => (&*migrations::POSTGRES, applied(pool.acquire().await.ok()).await),
-        };
-        match compare(migrator, &applied) {
-            Comparison::Extended if self.oldest_schema().await.is_some_and(|oldest| oldest <= migrations::newest()) => {
-                Schema::Current
-            }
-            Comparison::Extended => Schema::Newer,
-            Comparison::Known(schema) => schema,
-        }
-    }
-
-    /// The oldest schema that a program must know to work on the database; None where it does not say.
-    async fn oldest_schema(&self) -> Option<i64> {
-        let mut db = self;
-        let sql = sql!("SELECT schema_min FROM cluster WHERE id = 1");
-        Read::optional(&mut db, sql, args![]).await.ok()??.number("schema_min").ok()
     }
 
     /// Begins a transaction that writes. With a scope, it locks the scope's row against other transactions that do; on
@@ -177,40 +126,6 @@ impl Db {
             }
         }
     }
-}
-
-/// The migrations that were applied to a database. Empty if it has no schema or does not answer.
-async fn applied<D: sqlx::Database>(connection: Option<PoolConnection<D>>) -> Vec<AppliedMigration>
-where
-    D::Connection: Migrate,
-{
-    match connection {
-        Some(mut connection) => connection.list_applied_migrations("_sqlx_migrations").await.unwrap_or_default(),
-        None => Vec::new(),
-    }
-}
-
-enum Comparison {
-    Known(Schema),
-    /// It has everything that this program knows, and migrations of a newer version.
-    Extended,
-}
-
-/// Compares the applied migrations with those of this program. A migration with a known number and another
-/// checksum belongs to a schema that this program does not know.
-fn compare(migrator: &Migrator, applied: &[AppliedMigration]) -> Comparison {
-    let known = |one: &&AppliedMigration| migrator.iter().any(|m| m.version == one.version);
-    let own = |one: &&AppliedMigration| migrator.iter().any(|m| m.version == one.version && m.checksum == one.checksum);
-    let (known, own) = (applied.iter().filter(known).count(), applied.iter().filter(own).count());
-    let all = migrator.iter().count();
-    Comparison::Known(match applied.len() {
-        0 => Schema::Empty,
-        _ if own < known => Schema::Newer,
-        count if own == all && count > all => return Comparison::Extended,
-        count if count > own => Schema::Newer,
-        _ if own < all => Schema::Older,
-        _ => Schema::Current,
-    })
 }
 
 /// A PostgreSQL transaction. Its connection returns to the pool only after a successful commit or rollback.

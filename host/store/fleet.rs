@@ -178,10 +178,16 @@ macro_rules! has_authority {
 }
 pub(crate) use has_authority;
 
-/// The other hosts that were not heard of for too long.
+/// The other hosts that were not heard of for too long, and those that have ended and seem to hold devices still.
 macro_rules! dead_hosts {
     ($since:literal, $own:literal) => {
-        concat!("FROM hosts WHERE ended_at IS NULL AND lease_until <= ", $since, " AND id <> ", $own)
+        concat!(
+            "FROM hosts WHERE id <> ",
+            $own,
+            " AND CASE WHEN ended_at IS NULL THEN lease_until <= ",
+            $since,
+            " ELSE EXISTS (SELECT 1 FROM device_presence p WHERE p.host_id = hosts.id) END"
+        )
     };
 }
 pub(crate) use dead_hosts;
@@ -261,9 +267,9 @@ impl Store {
             let ended = self.write(None, move |write| Box::pin(async move { write.end_dead_host(id).await }));
             if ended.await? {
                 tracing::warn!(%id, "a host was not heard of for too long; its devices are silent");
-                self.release_devices(id).await?;
                 self.write(None, move |write| Box::pin(async move { write.take_hints(id).await })).await?;
             }
+            self.release_devices(id).await?;
         }
         Ok(())
     }
@@ -318,7 +324,8 @@ impl Write {
             return Ok(Claim::Refused(other));
         }
         let HostRegistration { id, name, version, lock_identity, machine_identity, agent_url, .. } = host;
-        let mut lease = HostLease { id: *id, until: now, ended: false, drains: false };
+        // It leads when it is up, not while it starts.
+        let mut lease = HostLease { id: *id, until: now, ended: false, drains: true };
         cluster.heartbeat(&mut lease, now);
         let sql = sql!(
             "INSERT INTO hosts (id, process_id, name, version, lock_identity, started_at, lease_until, agent_url, \
@@ -412,7 +419,8 @@ impl Write {
     async fn release_devices(&mut self, host_id: Uuid) -> Result<usize> {
         let sql = sql!(
             "UPDATE device_presence SET host_id = NULL WHERE device_id IN \
-                 (SELECT device_id FROM device_presence WHERE host_id = $1 LIMIT $2) RETURNING device_id"
+                 (SELECT device_id FROM device_presence WHERE host_id = $1 \
+                  AND EXISTS (SELECT 1 FROM hosts h WHERE h.id = $1 AND h.ended_at IS NOT NULL) LIMIT $2) RETURNING device_id"
         );
         let rows = self.all(sql, args![host_id, BATCH as u64]).await?;
         let device_ids = rows.iter().map(|row| row.id("device_id")).collect::<DbResult<Vec<_>>>()?;

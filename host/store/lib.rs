@@ -56,6 +56,7 @@ mod refusals;
 pub mod resend;
 pub mod routes;
 mod row;
+pub mod schema;
 pub mod scopes;
 mod second_factors;
 pub mod sessions;

@@ -19,7 +19,7 @@ pub struct CountedTries {
 }
 
 impl Write {
-    /// The tries that count still. Nobody else counts one before this transaction ends.
+    /// The tries that count still. Where there are any, nobody else counts one before this transaction ends.
     pub async fn sign_in_tries(&mut self, what: &[u8]) -> Result<Option<CountedTries>> {
         let now = self.now;
         let sql = sql!(

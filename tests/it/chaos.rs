@@ -211,6 +211,13 @@ async fn recover(history: &Arc<History>, clients: &mut [Client]) {
 /// An agent that is killed is offline, and none that was not. Every event that was to come has come by then.
 async fn events(stage: &Stage, history: &History) {
     let last = &stage.devices[2 * CLIENTS - 1];
+    let path = format!("/devices/{}", last.id);
+    let online = async {
+        while stage.hosts[0].api.get(&path).await.data()["online"] != true {
+            history.clock.sleep(Duration::from_millis(200)).await;
+        }
+    };
+    within(90, online).await;
     last.kill().await;
     let killed = history.clock.moment();
     let mut receiver = stage.receiver.lock().await;

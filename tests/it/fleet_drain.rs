@@ -78,6 +78,8 @@ async fn host_that_drains_alone_goes_on() {
     fleet.pass(BEAT).await;
     assert_eq!(readiness(&fleet.hosts[0]).await, 200);
     assert!(fleet.hosts[0].app.service.fleet().leads());
+    let api = fleet.hosts[0].api(&fleet.hosts[0].person("ada").await.key);
+    assert_eq!(api.post("/tunnels", json!({"local_port": 80})).await.status, 201);
 }
 
 #[tokio::test]

@@ -12,9 +12,10 @@ use culvert::config::Migrate;
 use culvert_store::db::Db;
 use culvert_test_macros::both_engines;
 use serde_json::Value;
+use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
-use crate::support::database::{columns, execute_script, rows, run};
+use crate::support::database::{columns, execute_script, rows, run, texts_of};
 use crate::support::host::{Engine, TestHost, within};
 use crate::support::postgres::empty_database;
 use crate::support::program::{Place, fails};
@@ -170,4 +171,25 @@ async fn host_goes_on_with_a_newer_database_unless_that_needs_a_newer_host() {
     2: culvert: database_url: the database needs a newer version of this program
     2: culvert: database_url: the database needs a newer version of this program
     ");
+}
+
+/// A reader of a table that a migration changes holds up the migration, and nobody else for long.
+#[tokio::test]
+async fn migration_that_waits_for_a_reader_lets_others_pass() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = restore(Engine::Postgres, folder.path(), RELEASED[0]).await;
+    let place = Place::new(Engine::Sqlite).await.set("CULVERT_DATABASE_URL", &url);
+    let mut reader = PgConnection::connect(&url).await.unwrap();
+    sqlx::raw_sql("BEGIN; SELECT * FROM tunnels").execute(&mut reader).await.unwrap();
+    let mut migration = Box::pin(place.json("culvert migrate"));
+    let another = async {
+        while texts_of(&url, "SELECT 'waits' AS text FROM pg_locks WHERE NOT granted").await.is_empty() {}
+        run(&url, "BEGIN; LOCK TABLE tunnels IN ROW EXCLUSIVE MODE; COMMIT").await;
+    };
+    tokio::select! {
+        _ = &mut migration => panic!("it did not wait"),
+        () = within(30, another) => {}
+    }
+    reader.close().await.unwrap();
+    assert_eq!(within(60, migration).await["migrated"], true);
 }

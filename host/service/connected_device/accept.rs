@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use culvert_domain::connection::NewConnection;
 use culvert_domain::device::{Description, Device, EnrolledDevice};
-use culvert_domain::error::{Code, Error, Result};
+use culvert_domain::error::{Chain, Code, Error, Result};
 use culvert_store::Write;
 use culvert_wire::control::{ConsentState, Hello, connect_statement};
 use culvert_wire::signature::verify;
+use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::{ConnectedDevice, MORE_IDS};
@@ -40,18 +41,42 @@ pub async fn identify(service: &Service, hello: Hello, nonce: &[u8]) -> Result<I
     Ok(Identified { enrolled, hello })
 }
 
+/// What the handshake of an accepted device leads to.
+type Accepted = Result<(ConnectedDevice, ConsentState)>;
+
 impl Identified {
     /// Accepts the device: from here on, this connection is the device's current one. Returns its consent as well. `place` is
-    /// waited for, and what it gives held, for the write alone: after the turn of the scope, which can take long.
+    /// waited for, and what it gives held, for the write alone: after the turn of the scope, which can take long. Who does not
+    /// wait for the answer any longer has the connection end.
     ///
     /// # Errors
     ///
     /// If the hello lists too many ids, or the device has gone; if a policy or the database fails.
-    pub async fn accept<P>(
+    pub async fn accept<P: Send>(
+        self,
+        service: &Arc<Service>,
+        place: impl Future<Output = P> + Send + 'static,
+    ) -> Accepted {
+        let (answer, accepted) = oneshot::channel();
+        let service = service.clone();
+        // The write ends whoever waits for it, so what comes after it has to happen as well.
+        tokio::spawn(async move {
+            let accepted = self.write(&service, place, &answer).await;
+            if let Err(Ok((device, _))) = answer.send(accepted)
+                && let Err(error) = device.disconnect(None).await
+            {
+                tracing::warn!(error = %Chain(&error), "the end of a connection was not noted");
+            }
+        });
+        accepted.await.map_err(|_| gone())?
+    }
+
+    async fn write<P>(
         self,
         service: &Arc<Service>,
         place: impl Future<Output = P>,
-    ) -> Result<(ConnectedDevice, ConsentState)> {
+        answer: &oneshot::Sender<Accepted>,
+    ) -> Accepted {
         let Self { enrolled, hello } = self;
         let (scope_id, public_key) = (enrolled.device.scope_id, enrolled.public_key.clone());
         let (boot_id, held) = (hello.boot_id, hello.lease_ids.clone());
@@ -79,6 +104,10 @@ impl Identified {
             })
         });
         let place = place.await;
+        // An agent that has gone elsewhere meanwhile is not taken from the host where it is.
+        if answer.is_closed() {
+            return Err(gone());
+        }
         let (connection, consent) = accepted.await?;
         drop(place);
         service.liveness.hold(connection, scope_id);
@@ -89,6 +118,10 @@ impl Identified {
     pub fn device_id(&self) -> Uuid {
         self.hello.device_id
     }
+}
+
+fn gone() -> Error {
+    Error::internal("the agent has gone")
 }
 
 /// Checks the length of a hello's lists. An agent holds one lease for each tunnel that it runs, and has few

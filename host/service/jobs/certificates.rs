@@ -183,18 +183,19 @@ async fn note_failure(jobs: &Jobs, mut known: Certificate, error: AcmeError) -> 
 
 async fn issue_locally(jobs: &Jobs, mut known: Certificate) -> Result<()> {
     let (service, domain) = (&jobs.service, known.name.trim_start_matches("*.").to_owned());
-    let root = jobs.certificates.local_roots.root(&service.store, &service.secrets, &domain).await?;
+    let root = jobs.certificates.local_roots.root(&service.store, &service.secrets, &domain).await;
     let now = jobs.clock.now();
-    let issued = tokio::task::spawn_blocking(move || root.issue(&domain, now)).await.map_err(Error::internal)?;
-    match issued {
+    let issue = move || root?.issue(&domain, now).map_err(Error::internal);
+    match tokio::task::spawn_blocking(issue).await.map_err(Error::internal)? {
         Ok(issued) => {
             known.issued(issued.not_after, issued.not_after - RENEW_BEFORE);
             let sealed_key = seal_key(&jobs.service.secrets, known.id, &issued.key);
             end_order(jobs, known, Some(NewCertificate { chain: issued.chain, sealed_key })).await
         }
         Err(error) => {
-            tracing::error!(%error, name = known.name, "a certificate could not be issued");
-            known.failed(&error.to_string(), None, jobs.clock.now());
+            let problem = Chain(&error).to_string();
+            tracing::error!(problem, name = known.name, "a certificate could not be issued");
+            known.failed(&problem, None, jobs.clock.now());
             end_order(jobs, known, None).await
         }
     }

@@ -105,7 +105,11 @@ impl FleetMetrics {
         let lease = self.lease.clone();
         registry.register_with_unit("host_lease", "Until this host takes itself for dead", Unit::Seconds, lease);
         registry.register("leader", "Whether this host does what is done once for all hosts", self.leads.clone());
-        registry.register("grace", "Whether nothing is taken for dead, for the database was away", self.grace.clone());
+        registry.register(
+            "grace",
+            "Whether nothing is taken for dead, because the database was away",
+            self.grace.clone(),
+        );
         registry.register("draining", "Whether this host is about to be stopped", self.drains.clone());
         registry.register("agents_sent_away", "Agents that were sent to other hosts", self.sent_away.clone());
         let gaps = self.gaps.clone();

@@ -131,6 +131,7 @@ impl Nodes {
     fn count_requests(&self, kinds: &[RequestKind], asked: &Asked) {
         let answer = match asked {
             Asked { is_away: true, .. } => NodeAnswer::HostAway,
+            Asked { request_ids, .. } if request_ids.is_empty() => NodeAnswer::HostAway,
             Asked { answers: None, .. } => NodeAnswer::TimedOut,
             Asked { .. } => NodeAnswer::Answered,
         };
