@@ -11,6 +11,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use crate::support::api::Api;
+use crate::support::database::{run, texts_of};
 use crate::support::fleet::{TestFleet, readiness};
 use crate::support::host::{Engine, Person, TestHost};
 use crate::support::wire::Wire;
@@ -255,4 +256,23 @@ async fn hosts_are_listed_with_what_the_database_knows_of_them() {
     );
     fleet.leap(Duration::from_hours(24)).await;
     assert_eq!(fleet.hosts[0].app.store.hosts().await.unwrap().len(), 2, "one that ended is shown for a day");
+}
+
+/// A host that has ended holds nobody, however it came that its row says so.
+#[tokio::test]
+async fn devices_of_a_host_that_has_ended_are_released() {
+    let fleet = TestFleet::start(2).await;
+    fleet.pass(seconds(3)).await;
+    let [first, second] = &fleet.hosts[..] else { panic!("two hosts") };
+    let ada = first.person("ada").await;
+    let (_device, _wire) = second.wired(&ada, ada.account_id).await;
+    let (url, held) = (
+        first.config().database_url(),
+        "SELECT CAST(host_id AS TEXT) AS text FROM device_presence WHERE host_id IS NOT NULL",
+    );
+    assert_eq!(texts_of(&url, held).await, [second.app.service.fleet().host_id().to_string()]);
+    let end = format!("UPDATE hosts SET ended_at = lease_until WHERE id = '{}'", second.app.service.fleet().host_id());
+    run(&url, &end).await;
+    fleet.pass_without(seconds(3), &[1]).await;
+    assert_eq!(texts_of(&url, held).await, Vec::<String>::new());
 }

@@ -254,6 +254,10 @@ async fn three_hosts_are_set_up_as_the_page_says() {
     let key: Value = serde_json::from_str(&std::fs::read_to_string(site.at("a", "key.json")).unwrap()).unwrap();
     let api = Api::new(&site.url(), key["key"].as_str().unwrap());
     assert_eq!(api.get("/nodes").await.data().as_array().unwrap().len(), 3);
+    site.run("a", "culvert --config /etc/culvert/culvert.toml host list --json > hosts.json", &[]).await;
+    let hosts: Value = serde_json::from_str(&std::fs::read_to_string(site.at("a", "hosts.json")).unwrap()).unwrap();
+    let states: Vec<_> = hosts["data"].as_array().unwrap().iter().map(|host| host["state"].clone()).collect();
+    assert_eq!(states, ["alive", "alive", "alive"]);
     let device = Place::new(crate::support::host::Engine::Sqlite).await;
     site.run(
         "a",

@@ -291,7 +291,7 @@ async fn database_timeouts_apply_to_queries_not_migrations() {
     let migrated = Stage::on(url).await;
     assert_eq!(
         texts_of(&migrated.url(), SEEN).await,
-        ["idle_in_transaction_session_timeout 0", "lock_timeout 0", "statement_timeout 0"]
+        ["idle_in_transaction_session_timeout 0", "lock_timeout 2000", "statement_timeout 0"]
     );
 }
 

@@ -9,11 +9,12 @@ use culvert_service::sessions;
 use culvert_test_macros::both_engines;
 use culvert_wire::control::{Done, Grant, ToAgent, ToHost};
 use serde_json::json;
-use sqlx::{Connection, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use uuid::Uuid;
 
 use crate::support::api::Api;
 use crate::support::cable::Cable;
+use crate::support::database::texts_of;
 use crate::support::host::{Engine, TestHost, within};
 use crate::support::postgres::new_database;
 use crate::support::wire::Wire;
@@ -213,4 +214,25 @@ async fn scopes_that_are_locked_do_not_keep_the_store_from_hearing_who_is_alive(
     }
     tick.await.unwrap();
     assert_eq!(stage.stored_end().await, first, "it was recorded");
+}
+
+/// An agent that hangs up while it is let in is held by nobody, so that it is found silent in time.
+#[tokio::test]
+async fn agent_that_hangs_up_while_it_is_let_in_is_not_held() {
+    let host = TestHost::start(Engine::Postgres).await;
+    let ada = host.person("ada").await;
+    let device = host.enrol(&ada, ada.account_id, &[]).await;
+    let url = host.config().database_url();
+    let mut other = PgConnection::connect(&url).await.unwrap();
+    let lock = format!("BEGIN; SELECT id FROM scopes WHERE id = '{}' FOR UPDATE", ada.account_id);
+    sqlx::raw_sql(AssertSqlSafe(lock)).execute(&mut other).await.unwrap();
+    let waits =
+        async { while texts_of(&url, "SELECT 'waits' AS text FROM pg_locks WHERE NOT granted").await.is_empty() {} };
+    tokio::select! {
+        _ = host.hello(&device, |_| {}) => panic!("it is let in"),
+        () = within(20, waits) => {}
+    }
+    other.close().await.unwrap();
+    let held = "SELECT COALESCE(CAST(host_id AS TEXT), 'nobody') AS text FROM device_presence";
+    within(20, async { while texts_of(&url, held).await != ["nobody"] {} }).await;
 }
