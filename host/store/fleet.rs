@@ -324,8 +324,9 @@ impl Write {
             return Ok(Claim::Refused(other));
         }
         let HostRegistration { id, name, version, lock_identity, machine_identity, agent_url, .. } = host;
-        // It leads when it is up, not while it starts.
-        let mut lease = HostLease { id: *id, until: now, ended: false, drains: true };
+        // It leads when it is up, not while it starts. On SQLite it is alone, and sends no heartbeats.
+        let drains = matches!(**self, Tx::Postgres(_));
+        let mut lease = HostLease { id: *id, until: now, ended: false, drains };
         cluster.heartbeat(&mut lease, now);
         let sql = sql!(
             "INSERT INTO hosts (id, process_id, name, version, lock_identity, started_at, lease_until, agent_url, \

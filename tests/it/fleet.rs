@@ -276,3 +276,10 @@ async fn devices_of_a_host_that_has_ended_are_released() {
     fleet.pass_without(seconds(3), &[1]).await;
     assert_eq!(texts_of(&url, held).await, Vec::<String>::new());
 }
+
+#[tokio::test]
+async fn host_on_sqlite_leads_without_a_heartbeat() {
+    let host = TestHost::start(Engine::Sqlite).await;
+    let listed = host.app.store.hosts().await.unwrap();
+    assert_eq!(listed.iter().map(|host| (host.state, host.leads)).collect::<Vec<_>>(), [(HostState::Alive, true)]);
+}
