@@ -29,6 +29,7 @@ use tokio_util::task::TaskTracker;
 use crate::admin::{self, Admin};
 use crate::claim;
 use crate::config::{AcmeDns, Config, ConfigError};
+use crate::database;
 use crate::embedded::{self, Embedded};
 use crate::policies;
 use crate::site;
@@ -56,8 +57,6 @@ use culvert_service::refusals::Refusals;
 use culvert_service::scope_changes::ScopeChanges;
 use culvert_service::secrets::Secrets;
 use culvert_service::{Service, audit_log, keys, sessions};
-use culvert_store::db::Db;
-use culvert_store::schema::{NEWER, Schema};
 use culvert_store::{Hint, Store, rate};
 
 /// How long requests and agents have to end when the host stops.
@@ -106,7 +105,7 @@ impl Host {
     /// One line that names the setting and what to do.
     pub async fn start(config: Config, clock: Clock, ticker: Ticker) -> std::result::Result<Self, ConfigError> {
         let lock = claim::lock_data_dir(&config)?;
-        let db = open_database(&config).await?;
+        let db = database::open(&config, config.migrates()).await?;
         let secrets = keys::open(&db, &config.secret_key_file(), &clock).await;
         let secrets = secrets.map_err(|e| ConfigError::new("secret_key_file", Chain(&e)))?;
         let admin_token = admin::token(&config.data_dir, &clock);
@@ -330,20 +329,6 @@ fn fleet(config: &Config, embedded: &Embedded, clock: Clock, claimed: Option<Mom
     Fleet::new(host_id, config.agent_url(), config.node_authority(), clock, claimed)
 }
 
-async fn open_database(config: &Config) -> std::result::Result<Db, ConfigError> {
-    let fail = |problem: &dyn std::fmt::Display| ConfigError::new("database_url", problem);
-    let db = Db::open(&config.database_url()).await.map_err(|e| fail(&e))?;
-    match db.schema().await.map_err(|e| fail(&Chain(&Error::from(e))))? {
-        Schema::Current => {}
-        Schema::Older if !config.migrates() => {
-            return Err(fail(&"the database is of an earlier version; call `culvert migrate` first"));
-        }
-        Schema::Empty | Schema::Older => db.migrate().await.map_err(|e| fail(&e))?,
-        Schema::Newer => return Err(fail(&NEWER)),
-    }
-    Ok(db)
-}
-
 /// Opens the guard that looks up DNS names, and the delivery worker for webhooks.
 fn open_deliveries(config: &Config, clock: &Clock) -> std::result::Result<(Arc<Guard>, DeliveryWorker), ConfigError> {
     let dns = Dns::new(config.dns.resolver).map_err(|e| ConfigError::new("dns.resolver", e))?;
@@ -357,8 +342,7 @@ fn open_deliveries(config: &Config, clock: &Clock) -> std::result::Result<(Arc<G
 
 /// Opens the worker that has certificates issued.
 async fn open_certificates(config: &Config, clock: &Clock) -> std::result::Result<CertificateWorker, ConfigError> {
-    let domains = config.nodes().into_iter().filter_map(|(_, node)| node.domain.clone()).collect();
-    let local_roots = LocalRoots::new(config.ca_dir(), domains);
+    let local_roots = LocalRoots::new(config.ca_dir(), config.domains());
     let acme = &config.acme;
     let Some(directory) = acme.directory.clone() else {
         return Ok(CertificateWorker::new(local_roots, None, acme.orders_per_hour));
@@ -367,8 +351,7 @@ async fn open_certificates(config: &Config, clock: &Clock) -> std::result::Resul
         .map_err(|e| ConfigError::new("acme.root_certificates", e))?;
     let dns = match (acme.dns, acme.dns_listen, &acme.dns_command) {
         (Some(AcmeDns::Builtin), Some(address), _) => {
-            let domains: Vec<String> = config.nodes().into_iter().filter_map(|(_, node)| node.domain.clone()).collect();
-            let opened = Zone::open(&domains, address, clock.clone()).await;
+            let opened = Zone::open(&config.domains(), address, clock.clone()).await;
             let zone = opened.map_err(|e| ConfigError::new("acme.dns_listen", format!("{address}: {e}")))?;
             Some(DnsProof::Zone(zone))
         }

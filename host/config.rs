@@ -4,6 +4,7 @@
 mod certificates;
 mod dashboard;
 mod database;
+mod drain;
 mod mail;
 mod node;
 mod oidc;
@@ -25,7 +26,8 @@ use culvert_domain::fleet::AUTHORITY;
 use culvert_policy::load::chain::{PolicyConfig, Trust};
 use culvert_policy::serve::records::RecordsConfig;
 pub use dashboard::DashboardConfig;
-pub use database::{DatabaseConfig, DrainConfig, Migrate};
+pub use database::{DatabaseConfig, Migrate};
+pub use drain::DrainConfig;
 pub use mail::MailConfig;
 use node::check_domain;
 pub use node::{HttpConfig, Listen, NodeConfig};
@@ -423,6 +425,11 @@ impl Config {
     pub fn database_url(&self) -> String {
         let file = || format!("sqlite:{}", self.data_dir.join("culvert.db").display());
         self.database_url.clone().unwrap_or_else(file)
+    }
+
+    /// The domains of the nodes of this process.
+    pub fn domains(&self) -> Vec<String> {
+        self.nodes().into_iter().filter_map(|(_, node)| node.domain.clone()).collect()
     }
 
     pub fn ca_dir(&self) -> PathBuf {

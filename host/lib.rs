@@ -10,6 +10,7 @@ pub mod app;
 mod claim;
 pub mod cli;
 pub mod config;
+mod database;
 pub mod embedded;
 pub mod policies;
 mod policy_plan;

@@ -1,11 +1,12 @@
 //! `culvert ca …`
 
+use std::collections::BTreeSet;
+use std::path::Path;
+
 use clap::Subcommand;
 use culvert_certificates::local_ca::Root;
 use culvert_service::local_roots::LocalRoots;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
-use std::path::Path;
 
 use super::{CliError, operator, print, refused};
 use crate::cli::Output;
@@ -32,7 +33,7 @@ pub(super) enum Ca {
 impl Ca {
     pub(super) async fn run(&self, config: &Config, output: Output) -> Result<(), CliError> {
         let Self::Show { pem, path } = self;
-        let domains: Vec<String> = config.nodes().into_iter().filter_map(|(_, node)| node.domain.clone()).collect();
+        let domains = config.domains();
         if domains.is_empty() {
             return Err(refused("no node has a domain; set node.domain"));
         }

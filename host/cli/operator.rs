@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::{CliError, refused};
 use crate::config::{Config, ConfigError};
+use crate::database;
 use crate::policies;
 use culvert_domain::account::{self, Account};
 use culvert_domain::caller::Scope;
@@ -14,8 +15,6 @@ use culvert_domain::error::Chain;
 use culvert_service::secrets::Secrets;
 use culvert_service::{audit_log, keys};
 use culvert_store::Store;
-use culvert_store::db::Db;
-use culvert_store::schema::{NEWER, Schema};
 
 /// Opens the store that the host of this configuration uses.
 pub(super) async fn store(config: &Config) -> Result<Store, CliError> {
@@ -28,16 +27,7 @@ pub(super) async fn store_and_secrets(config: &Config) -> Result<(Store, Secrets
     let folder = &config.data_dir;
     culvert_wire::private_dir::open(folder)
         .map_err(|error| ConfigError::new("data_dir", format!("{}: {error}", folder.display())))?;
-    let fail = |problem: &dyn std::fmt::Display| ConfigError::new("database_url", problem);
-    let db = Db::open(&config.database_url()).await.map_err(|e| fail(&e))?;
-    match db.schema().await.map_err(|e| fail(&e))? {
-        Schema::Current => {}
-        Schema::Empty => db.migrate().await.map_err(|e| fail(&e))?,
-        Schema::Older => {
-            return Err(fail(&"the database is of an earlier version; call `culvert migrate` first").into());
-        }
-        Schema::Newer => return Err(fail(&NEWER).into()),
-    }
+    let db = database::open(config, false).await?;
     let secrets = keys::open(&db, &config.secret_key_file(), &clock).await;
     let secrets = secrets.map_err(|e| ConfigError::new("secret_key_file", Chain(&e)))?;
     let (store, _) = Store::new(db, clock, TaskTracker::new());

@@ -1,11 +1,8 @@
-//! What the host does with its database, and before it stops.
+//! What the host does with a database of an earlier version.
 
-use std::time::Duration;
-
-use culvert_service::jobs::drain::Times;
 use serde::{Deserialize, Serialize};
 
-use super::{Config, ConfigError};
+use super::Config;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -20,38 +17,6 @@ pub struct DatabaseConfig {
 pub enum Migrate {
     Auto,
     Check,
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DrainConfig {
-    /// Seconds for which a host that was told to stop goes on where others share its database, so that load balancers and
-    /// agents turn to them, 0 to 3600.
-    pub seconds: u64,
-    /// Seconds for which it goes on after that while visitors of its nodes or agents are left, 0 to 3600.
-    pub visitors_seconds: u64,
-}
-
-impl Default for DrainConfig {
-    fn default() -> Self {
-        Self { seconds: 10, visitors_seconds: 30 }
-    }
-}
-
-impl DrainConfig {
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
-        for (setting, seconds) in [("drain.seconds", self.seconds), ("drain.visitors_seconds", self.visitors_seconds)] {
-            if seconds > 3600 {
-                return Err(ConfigError::new(setting, "must be between 0 and 3600"));
-            }
-        }
-        Ok(())
-    }
-
-    pub(crate) fn times(&self) -> Times {
-        let (requests, visitors) = (Duration::from_secs(self.seconds), Duration::from_secs(self.visitors_seconds));
-        Times { requests, visitors }
-    }
 }
 
 impl Config {

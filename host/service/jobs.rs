@@ -1,4 +1,5 @@
-//! Background jobs of the host: the ticker, the drain before a stop, the checks of custom domains, certificates, refusals, mail, and the webhook deliveries.
+//! Background jobs of the host: the ticker, the drain before a stop, the checks of custom domains, certificates, refusals, mail,
+//! and the webhook deliveries.
 
 pub mod certificates;
 pub mod deliveries;

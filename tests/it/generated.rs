@@ -181,6 +181,7 @@ fn settings_page_equals_configuration() {
     structures.extend(self::structures("host/config/certificates.rs"));
     structures.extend(self::structures("host/config/dashboard.rs"));
     structures.extend(self::structures("host/config/database.rs"));
+    structures.extend(self::structures("host/config/drain.rs"));
     structures.extend(self::structures("host/config/mail.rs"));
     structures.extend(
         self::structures("host/policy/serve/records.rs").into_iter().filter(|(name, _)| name == "RecordsConfig"),

@@ -180,12 +180,8 @@ impl Throttle {
     /// nor whoever is signed in.
     pub(super) fn take_code_try(&self, tries: &Tries, now: Moment) -> Result<(), Duration> {
         self.tries.take(tries.near, CODES, now)?;
-        match tries.of_strangers {
-            Some((account, address)) if !self.is_known(account, address) => {
-                self.tries.take(account, CODES_OF_STRANGERS, now)
-            }
-            _ => Ok(()),
-        }
+        let strangers = tries.of_strangers(self);
+        strangers.map_or(Ok(()), |account| self.tries.take(account, CODES_OF_STRANGERS, now))
     }
 
     pub(super) fn code_was_right(&self, tries: &Tries) {
