@@ -115,8 +115,11 @@ impl Host {
         audit_log::sign_with(&store, &secrets);
         let store = Arc::new(store);
         store.set_own_names(vec![config.public_host(), config.dashboard_host()]);
+        let identities = embedded::identities(&config.data_dir, config.nodes().len(), &clock);
+        let identities = identities.map_err(|e| ConfigError::new("data_dir", e))?;
+        let host_id = identities.first().map(|node| node.id);
         let mut metrics = Metrics::new(Bound::ALL.map(Bound::name));
-        let policies = policies::open(&config, &store, &secrets, &mut metrics.registry).await?;
+        let policies = policies::open(&config, &store, &secrets, &mut metrics.registry, host_id).await?;
         let (guard, deliveries) = open_deliveries(&config, &clock)?;
         let certificates = open_certificates(&config, &clock).await?;
         let mail = config.mail.worker()?;
@@ -130,8 +133,6 @@ impl Host {
             tasks: tasks.clone(),
             stop: stop.clone(),
         };
-        let identities = embedded::identities(&config.data_dir, config.nodes().len(), &clock);
-        let identities = identities.map_err(|e| ConfigError::new("data_dir", e))?;
         // Only a host that shares its database is to be heard of.
         let is_heard_of = store.is_on_a_server() && (ticker == Ticker::Auto || config.several_hosts);
         let claimed = claim::claim(&config, &store, &identities, &lock, policies.number()).await?;
@@ -167,6 +168,7 @@ impl Host {
     ) -> std::result::Result<Self, ConfigError> {
         let database = |e: Error| ConfigError::new("database_url", Chain(&e));
         end_unprovable_sessions(&app).await.map_err(database)?;
+        app.service.try_policies_by(policies::how_to_try(&app.policies));
         // Those that have come into use since they were loaded. From here on, the other hosts wait for this one.
         app.service.follow_policies().await.map_err(database)?;
         app.api.authentication.recall(&app.service).await.map_err(database)?;

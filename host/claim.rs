@@ -10,6 +10,7 @@ use culvert_store::Store;
 use culvert_store::fleet::{Claim, HostRegistration, LiveHost};
 use culvert_wire::clock::Moment;
 use culvert_wire::private_dir;
+use serde_json::json;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
@@ -56,6 +57,7 @@ fn registration(
         // On SQLite no other host can take the tunnels of its nodes.
         authority: if store.is_on_a_server() { config.node_authority() } else { Duration::ZERO },
         policy_generation,
+        settings: json!(config.alike_at_all_hosts()).to_string(),
     })
 }
 

@@ -1,6 +1,7 @@
 //! The operator's settings: defaults, then `culvert.toml`, then `CULVERT_…` in the environment
 //! (`CULVERT_NODE__HOSTNAME` is `node.hostname`).
 
+mod alike;
 mod certificates;
 mod dashboard;
 mod database;

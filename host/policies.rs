@@ -10,22 +10,23 @@ use culvert_policy::load::artefact::Artefacts;
 use culvert_policy::load::chain::{ChainError, Loader, Trust};
 use culvert_policy::load::module_source::{self, Origins};
 use culvert_policy::load::module_store::ModuleStore;
-use culvert_policy::load::policies::Policies;
-use culvert_policy::serve::generations::{Candidate, Generations};
+use culvert_policy::load::policies::{Generation, ModuleBytes, Policies};
+use culvert_policy::serve::generations::{self, Candidate, Generations};
 use culvert_policy::serve::observer::DecisionObserver;
 use culvert_policy::serve::pinned::Pinned;
 use culvert_policy::serve::records::RecordsConfig;
-use culvert_policy::tools::policy_plan::{PlannedModule, PolicyPlan};
+use culvert_policy::tools::policy_plan::{HourSummary, PlannedModule, PolicyPlan};
 use culvert_registry::Fetcher;
 use culvert_registry::trusted_keys::TrustedKeys;
 use culvert_service::Service;
-use culvert_service::policy_rollout::{self, Opening, RolloutError};
+use culvert_service::policy_rollout::{self, Opening, RolloutError, Tried, TryPolicies};
 use culvert_service::secrets::Secrets;
 use culvert_store::Store;
 use culvert_wire::clock::Clock;
 use prometheus_client::registry::Registry;
-use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 use crate::config::{Config, ConfigError};
 
@@ -39,12 +40,13 @@ pub async fn open(
     store: &Store,
     secrets: &Secrets,
     registry: &mut Registry,
+    host_id: Option<Uuid>,
 ) -> Result<Generations, ConfigError> {
     let modules = ModuleStore::in_folder(&module_folder(config));
     let modules = modules.map_err(|e| ConfigError::new("data_dir", e))?;
-    let (configured, former) = (policies(config), FormerNumbers::read(config)?);
+    let (configured, former) = (configured_policies(config), FormerNumbers::read(config)?);
     let opening = Opening { store, secrets, configured: &configured, first_number: former.newest + 1 };
-    let observer = observer(config, store.clock().clone(), registry)?;
+    let observer = observer(config, store.clock().clone(), registry, host_id)?;
     let opened = opening.open(loader(config, secrets, modules)?, observer).await.map_err(ConfigError::from)?;
     former.remove();
     Ok(opened)
@@ -64,8 +66,13 @@ fn loader(config: &Config, secrets: &Secrets, modules: ModuleStore) -> Result<Lo
     })
 }
 
-fn observer(config: &Config, clock: Clock, registry: &mut Registry) -> Result<DecisionObserver, ConfigError> {
-    DecisionObserver::open(clock, registry, &config.decisions).map_err(|error| {
+fn observer(
+    config: &Config,
+    clock: Clock,
+    registry: &mut Registry,
+    host_id: Option<Uuid>,
+) -> Result<DecisionObserver, ConfigError> {
+    DecisionObserver::open(clock, registry, &config.decisions, host_id).map_err(|error| {
         let file = config.decisions.file.as_deref().unwrap_or(Path::new("")).display();
         ConfigError::new("decisions.file", format!("{file}: {error}"))
     })
@@ -130,7 +137,7 @@ pub fn origins(config: &Config) -> Result<Origins, ConfigError> {
 pub async fn deciding(config: &Config, store: &Store, secrets: &Secrets) -> Result<Pinned, ConfigError> {
     let quiet = quiet(config);
     let loader = loader(&quiet, secrets, ModuleStore::reading(&module_folder(config)))?;
-    let observer = observer(&quiet, store.clock().clone(), &mut Registry::default())?;
+    let observer = observer(&quiet, store.clock().clone(), &mut Registry::default(), None)?;
     if let Some(active) = policy_rollout::active(store, secrets, loader, observer).await? {
         return Ok(active.pin());
     }
@@ -145,8 +152,8 @@ pub async fn deciding(config: &Config, store: &Store, secrets: &Secrets) -> Resu
 pub fn configured(config: &Config, store: &Store, secrets: &Secrets) -> Result<Pinned, ConfigError> {
     let quiet = quiet(config);
     let loader = loader(&quiet, secrets, ModuleStore::reading(&module_folder(config)))?;
-    let observer = Arc::new(observer(&quiet, store.clock().clone(), &mut Registry::default())?);
-    let candidate = Candidate::load(&loader, &observer, &policies(config))?;
+    let observer = Arc::new(observer(&quiet, store.clock().clone(), &mut Registry::default(), None)?);
+    let candidate = Candidate::load(&loader, &observer, &configured_policies(config))?;
     let generation = candidate.generation.clone();
     Ok(Generations::begin(loader, observer, candidate.numbered(generation)).pin())
 }
@@ -159,8 +166,8 @@ pub fn configured(config: &Config, store: &Store, secrets: &Secrets) -> Result<P
 pub async fn reload_offline(config: &Config, store: &Store, secrets: &Secrets) -> Result<u64, ConfigError> {
     let silent = Config { decisions: RecordsConfig::default(), ..config.clone() };
     let modules = ModuleStore::in_folder(&module_folder(config)).map_err(|e| ConfigError::new("data_dir", e))?;
-    let opening = Opening { store, secrets, configured: &policies(config), first_number: 1 };
-    let observer = observer(&silent, store.clock().clone(), &mut Registry::default())?;
+    let opening = Opening { store, secrets, configured: &configured_policies(config), first_number: 1 };
+    let observer = observer(&silent, store.clock().clone(), &mut Registry::default(), None)?;
     Ok(opening.replace(loader(config, secrets, modules)?, observer).await?)
 }
 
@@ -176,7 +183,7 @@ fn quiet(config: &Config) -> Config {
 /// One line. The old policies stay active.
 pub async fn reload(service: &Service, file: Option<&Path>) -> Result<u64, RolloutError> {
     let file = file.map(Path::to_owned);
-    service.reload_policies(move || Config::load(file.as_deref()).map(|config| policies(&config))).await
+    service.reload_policies(move || Config::load(file.as_deref()).map(|config| configured_policies(&config))).await
 }
 
 /// Reads the configuration file again, and tells what a reload would change. It takes nothing over.
@@ -184,19 +191,73 @@ pub async fn reload(service: &Service, file: Option<&Path>) -> Result<u64, Rollo
 /// # Errors
 ///
 /// One line, as a reload would give.
-pub async fn plan(generations: &Generations, file: Option<&Path>) -> Result<PolicyPlan, String> {
-    let running: Vec<_> = generations.current().modules().iter().map(PlannedModule::of).collect();
-    let records = generations.status().records.map(|records| records.file);
+pub async fn plan(service: &Service, generations: &Generations, file: Option<&Path>) -> Result<FleetPlan, String> {
     let file = file.map(Path::to_owned);
-    let read = move || Config::load(file.as_deref()).map(|config| policies(&config));
-    let planned = generations.try_out(read, move |engines, policies, loaded| {
-        PolicyPlan::of(engines, loaded, &policies.default_plan, Some(&running), records.as_deref())
-    });
-    let planned = planned.await.map_err(|problem| problem.to_string())?;
-    planned.map_err(|problem| problem.to_string())
+    let read = move || Config::load(file.as_deref()).map(|config| configured_policies(&config));
+    let (plan, generation, modules) = try_out(generations, read, None).await?;
+    let others = service.try_policies_elsewhere(&generation, modules).await.map_err(|problem| problem.to_string())?;
+    Ok(FleetPlan { plan, others: others.into_iter().map(Into::into).collect() })
 }
 
-fn policies(config: &Config) -> Policies {
+/// What a reload would change at this host, and what the others say.
+pub struct FleetPlan {
+    pub plan: PolicyPlan,
+    pub others: Vec<HostPlan>,
+}
+
+/// What another host says of a reload.
+#[derive(Clone, Debug, Serialize)]
+pub struct HostPlan {
+    pub host: String,
+    /// Why it cannot load or compare the policies.
+    pub problem: Option<String>,
+    /// None where it records no decisions.
+    pub last_hour: Option<HourSummary>,
+}
+
+impl From<Tried> for HostPlan {
+    fn from(Tried { host, found }: Tried) -> Self {
+        match found.and_then(|found| serde_json::from_str(&found).map_err(|problem| problem.to_string())) {
+            Ok(last_hour) => Self { host, problem: None, last_hour },
+            Err(problem) => Self { host, problem: Some(problem), last_hour: None },
+        }
+    }
+}
+
+/// How this host compares what another one proposes with what it has decided.
+pub fn how_to_try(generations: &Arc<Generations>) -> TryPolicies {
+    let generations = generations.clone();
+    Box::new(move |generation, modules| {
+        let generations = generations.clone();
+        Box::pin(async move {
+            let (plan, ..) = try_out(&generations, move || generation.policies(), Some(modules)).await?;
+            serde_json::to_string(&plan.last_hour.map(|hour| hour.summary())).map_err(|problem| problem.to_string())
+        })
+    })
+}
+
+async fn try_out<E>(
+    generations: &Generations,
+    read: impl FnOnce() -> Result<Policies, E> + Send + 'static,
+    given: Option<Vec<ModuleBytes>>,
+) -> Result<(PolicyPlan, Generation, Vec<ModuleBytes>), String>
+where
+    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let running: Vec<_> = generations.current().modules().iter().map(PlannedModule::of).collect();
+    let records = generations.status().records.map(|records| records.file);
+    let tried = generations.try_out(read, given, move |engines, tried| {
+        let generations::Tried { policies, loaded, modules } = tried;
+        let plan = PolicyPlan::of(engines, &loaded, &policies.default_plan, Some(&running), records.as_deref());
+        let plan = plan.map_err(|problem| problem.to_string())?;
+        let generation = policies.of(&modules).map_err(|problem| problem.to_string())?;
+        Ok((plan, generation, modules))
+    });
+    tried.await.map_err(|problem| problem.to_string())?
+}
+
+/// The policies that a configuration names.
+pub fn configured_policies(config: &Config) -> Policies {
     Policies { entries: config.policy.clone(), default_plan: config.default_plan.clone() }
 }
 

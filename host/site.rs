@@ -72,7 +72,7 @@ fn dashboard(config: &Config, shown: Shown<'_>, openapi: &Value) -> Option<Dashb
         docs_url: config.docs_url(),
         trusted_proxies: config.trusted_proxies.clone(),
         reload_policies: reload(config, service),
-        plan_policies: policy_plan::planner(config, policies),
+        plan_policies: policy_plan::planner(config, service, policies),
         status_of: culvert_http::problem::status,
     })
 }

@@ -12,6 +12,8 @@ use culvert_domain::access::{CountryAction, CountryRule, FirewallRule, Range, Ru
 #[schemars(rename = "Firewall")]
 pub struct FirewallResponse {
     rules: Vec<FirewallRuleResponse>,
+    /// False while the tunnel's node may go by earlier rules: it has not applied these within 2 seconds, or its host is not heard of.
+    enforced: bool,
 }
 
 /// Firewall rule
@@ -38,9 +40,9 @@ impl From<FirewallRule> for FirewallRuleResponse {
     }
 }
 
-impl From<Vec<FirewallRule>> for FirewallResponse {
-    fn from(rules: Vec<FirewallRule>) -> Self {
-        Self { rules: rules.into_iter().map(FirewallRuleResponse::from).collect() }
+impl FirewallResponse {
+    pub fn new(rules: Vec<FirewallRule>, enforced: bool) -> Self {
+        Self { rules: rules.into_iter().map(FirewallRuleResponse::from).collect(), enforced }
     }
 }
 
@@ -49,7 +51,7 @@ impl From<Vec<FirewallRule>> for FirewallResponse {
 #[schemars(rename = "Geoip")]
 pub struct GeoipResponse {
     rules: Vec<GeoipRuleResponse>,
-    /// False while the tunnel's node has no country database: then no visitor's country is known.
+    /// False while the tunnel's node has no country database: then no visitor's country is known. Also while it may go by earlier rules, as of the firewall.
     enforced: bool,
 }
 

@@ -249,7 +249,7 @@ request! {
 request! {
     /// Firewall rules input: replaces every rule.
     #[schemars(rename = "FirewallInput", extend("required" = ["rules"], "additionalProperties" = false))]
-    ReplaceFirewall ignores [] {
+    ReplaceFirewall ignores [["enforced"]] {
         #[schemars(with = "Vec<NewFirewallRule>", length(max = 200))]
         rules: Option<Vec<NewFirewallRule>> = objects(NewFirewallRule::read),
     }

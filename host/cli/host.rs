@@ -3,7 +3,7 @@
 use clap::Subcommand;
 use culvert_domain::fleet::HostState;
 use culvert_store::Store;
-use culvert_store::hosts::HostRecord;
+use culvert_store::hosts::{self, HostRecord};
 use serde_json::{Value, json};
 
 use super::{CliError, operator, print, refused, table};
@@ -34,7 +34,8 @@ impl Host {
         if let Self::Drain { host, undo } = self {
             return drain(output, &store, &hosts, &host, !undo).await;
         }
-        let value = json!({"data": hosts.iter().map(record).collect::<Vec<_>>()});
+        let different = hosts::different_settings(&hosts);
+        let value = json!({"data": hosts.iter().map(record).collect::<Vec<_>>(), "different_settings": different});
         print(output, &value, || {
             let mut rows = vec![
                 ["HOST", "NAME", "VERSION", "STATE", "LEADS", "DEVICES", "NODES", "POLICIES", "AGENT URL"]
@@ -42,7 +43,10 @@ impl Host {
                     .into(),
             ];
             rows.extend(hosts.iter().map(row));
-            table(rows)
+            std::iter::once(table(rows))
+                .chain(different.iter().map(|name| values(&hosts, name)))
+                .collect::<Vec<_>>()
+                .join("\n")
         });
         Ok(())
     }
@@ -79,6 +83,13 @@ async fn drain(output: Output, store: &Store, hosts: &[HostRecord], name: &str, 
     Ok(())
 }
 
+/// The hosts by their values of a setting, which are shown as digests.
+fn values(hosts: &[HostRecord], setting: &str) -> String {
+    let running = hosts.iter().filter(|host| host.ended_at.is_none());
+    let values = running.filter_map(|host| Some(format!("{} at {}", host.settings.get(setting)?, host.name)));
+    format!("{setting} is to be the same at all hosts; it is (as a digest) {}", values.collect::<Vec<_>>().join(", "))
+}
+
 fn row(host: &HostRecord) -> Vec<String> {
     let HostRecord { id, name, version, state, leads, nodes, devices, policy_generation, agent_url, .. } = host.clone();
     let leads = if leads { "yes" } else { "-" };
@@ -110,5 +121,6 @@ fn record(host: &HostRecord) -> Value {
         "started_at": host.started_at,
         "lease_until": host.lease_until,
         "ended_at": host.ended_at,
+        "settings": host.settings,
     })
 }

@@ -20,9 +20,13 @@ pub enum Migrate {
 }
 
 impl Config {
+    /// Whether several hosts can share the database.
+    pub(crate) fn is_on_a_server(&self) -> bool {
+        !self.database_url().starts_with("sqlite:")
+    }
+
     /// Whether the host migrates a database of an earlier version.
     pub(crate) fn migrates(&self) -> bool {
-        let is_a_file = self.database_url().starts_with("sqlite:");
-        self.database.migrate.map_or(is_a_file, |migrate| migrate == Migrate::Auto)
+        self.database.migrate.map_or(!self.is_on_a_server(), |migrate| migrate == Migrate::Auto)
     }
 }

@@ -29,8 +29,8 @@ const ACTIONS: [Action; 2] = [Action::TunnelsReplaceFirewall, Action::TunnelsRep
 
 pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     let tunnel = visit.service().tunnel(&visit.caller, visit.id()?).await?;
-    let firewall = visit.service().firewall(&visit.caller, tunnel.id).await?;
-    let CountryRules { rules, enforced } = visit.service().country_rules(&visit.caller, tunnel.id).await?;
+    let firewall = visit.service().firewall(&visit.caller, tunnel.id).await?.rules;
+    let CountryRules { rules, .. } = visit.service().country_rules(&visit.caller, tunnel.id).await?;
     let path = |rest: &str| visit.in_scope(&format!("/tunnels/{}{rest}", tunnel.id));
     let addresses = |of: RuleType| {
         firewall.iter().filter(move |rule| rule.rule_type == of).map(line).collect::<Vec<_>>().join("\n")
@@ -46,6 +46,9 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
     let may = visit.preview(Resource::Tunnel(tunnel.id), &ACTIONS).await?;
     let content = html! {
         p { a href=(path("")) { (tunnel.spec.name) } ": " (sentence(&firewall, &rules)) }
+        @if !tunnel.node.is_online() {
+            p.notice.warn { "The host of the node is not heard of, so the node may go by earlier rules." }
+        }
         section {
             h2 { "Addresses" }
             (refusal::form_unless(may.refusal(Action::TunnelsReplaceFirewall), html! { form method="post" action=(path("/access/addresses")) {
@@ -59,7 +62,7 @@ pub(crate) async fn show(visit: &Visit) -> Result<Markup> {
         }
         section {
             h2 { "Countries" }
-            @if !enforced { p.notice.warn { "The node knows no countries, so these rules are kept and not enforced." } }
+            @if !tunnel.node.knows_countries { p.notice.warn { "The node knows no countries, so these rules are kept and not enforced." } }
             (refusal::form_unless(may.refusal(Action::TunnelsReplaceGeoip), html! { form method="post" action=(path("/access/countries")) {
                 (field::hidden(KEY, &visit.form_key(&path("/access/countries"))))
                 (codes(visit, "refuse_countries", "Refuse", &countries(CountryAction::Block)))

@@ -127,6 +127,12 @@ impl Cluster {
         Beat::Renewed
     }
 
+    /// The database is an older state of itself, as after a failover that has lost its last writes: what was renewed since then
+    /// is not over.
+    pub fn went_back(&mut self, now: DateTime<Utc>) {
+        self.grace_until = now + GRACE;
+    }
+
     /// A host stops: it will not be waited for.
     pub fn stop(&mut self, host: &mut HostLease, now: DateTime<Utc>) {
         (host.until, host.ended) = (now, true);

@@ -50,6 +50,11 @@ impl Node {
         self.status.max(self.reach)
     }
 
+    /// Whether its host is heard of.
+    pub fn is_online(&self) -> bool {
+        self.reach == NodeStatus::Online
+    }
+
     /// The public port of all http tunnels on this node.
     pub fn web_port(&self, https: bool) -> u16 {
         if https { self.https_port.unwrap_or(443) } else { self.http_port.unwrap_or(80) }

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::error::{Code, Error, Result};
 use super::local_service::{LocalScheme, LocalService, ProxyProtocol};
-use super::node::{Node, NodeStatus};
+use super::node::Node;
 use super::operation::{OperationStatus, RemoteAction};
 use super::port::{ExtraPort, extra_subdomain};
 use super::protocol::{Protocol, Transport};
@@ -173,7 +173,7 @@ impl Tunnel {
             Some(run) if !run.ready && self.moving => TunnelStatus::Moving,
             Some(run) if !run.ready => TunnelStatus::Starting,
             Some(run) if !run.agent_connected || run.target_error.is_some() => TunnelStatus::Degraded,
-            Some(_) if self.node.reach != NodeStatus::Online => TunnelStatus::Degraded,
+            Some(_) if !self.node.is_online() => TunnelStatus::Degraded,
             Some(_) => TunnelStatus::Running,
             None if matches!(action, Some(RemoteAction::Start | RemoteAction::Restart)) => TunnelStatus::Starting,
             None if self.start_error.is_some() => TunnelStatus::Error,

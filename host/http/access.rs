@@ -4,14 +4,14 @@ use culvert_api_types::access::{FirewallResponse, GeoipResponse};
 use culvert_api_types::read::Body;
 use culvert_api_types::requests;
 use culvert_domain::facts::Resource;
-use culvert_service::access::{CountryRules, ReplaceCountryRules, ReplaceFirewall};
+use culvert_service::access::{CountryRules, FirewallRules, ReplaceCountryRules, ReplaceFirewall};
 
 use super::call::Call;
 use super::reply::{HandlerResult, Single};
 
 pub(crate) async fn firewall(call: Call, (): ()) -> HandlerResult<Single<FirewallResponse>> {
-    let rules = call.service().firewall(&call.caller, call.id()?).await?;
-    call.reply(Single(rules.into()))
+    let FirewallRules { rules, enforced } = call.service().firewall(&call.caller, call.id()?).await?;
+    call.reply(Single(FirewallResponse::new(rules, enforced)))
 }
 
 pub(crate) async fn replace_firewall(
@@ -21,7 +21,8 @@ pub(crate) async fn replace_firewall(
     let tunnel_id = call.id()?;
     let admitted = call.admit(Resource::Tunnel(tunnel_id), body).await?;
     let change = |rules| ReplaceFirewall { tunnel_id, rules };
-    call.commit(admitted, change, |rules| Single(FirewallResponse::from(rules))).await
+    let answer = |FirewallRules { rules, enforced }| Single(FirewallResponse::new(rules, enforced));
+    call.commit(admitted, change, answer).await
 }
 
 pub(crate) async fn geoip(call: Call, (): ()) -> HandlerResult<Single<GeoipResponse>> {

@@ -1,5 +1,6 @@
 //! The journal of traffic: batches that the host has not acknowledged. In the host's process the journal is in
-//! memory, so a crash loses what was not stored yet and counts nothing twice.
+//! memory, so a crash loses what was not stored yet and counts nothing twice. It holds one batch of a scope and the last counts of
+//! sessions that have ended since: as none begins without the host, its size is bounded by what the node serves.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -8,6 +8,7 @@ use crate::commit::Change;
 use crate::gate::Permit;
 use culvert_domain::access::{CountryRule, FirewallRule, NewFirewallRule};
 use culvert_domain::error::Result;
+use culvert_domain::node::Node;
 use culvert_store::Write;
 
 impl Service {
@@ -16,9 +17,9 @@ impl Service {
     /// # Errors
     ///
     /// `Code::NotFound` if the scope has no such tunnel; if the database fails.
-    pub async fn firewall(&self, caller: &Caller, tunnel_id: Uuid) -> Result<Vec<FirewallRule>> {
+    pub async fn firewall(&self, caller: &Caller, tunnel_id: Uuid) -> Result<FirewallRules> {
         let tunnel = self.tunnel(caller, tunnel_id).await?;
-        self.store.firewall(tunnel.id).await
+        Ok(FirewallRules { rules: self.store.firewall(tunnel.id).await?, enforced: tunnel.node.is_online() })
     }
 
     /// The GeoIP rules of a tunnel.
@@ -29,7 +30,7 @@ impl Service {
     pub async fn country_rules(&self, caller: &Caller, tunnel_id: Uuid) -> Result<CountryRules> {
         let tunnel = self.tunnel(caller, tunnel_id).await?;
         let rules = self.store.country_rules(tunnel.id).await?;
-        Ok(CountryRules { rules, enforced: tunnel.node.knows_countries })
+        Ok(CountryRules { rules, enforced: knows_countries(&tunnel.node) })
     }
 }
 
@@ -38,11 +39,19 @@ pub struct ReplaceFirewall {
     pub rules: Vec<NewFirewallRule>,
 }
 
-impl Change for ReplaceFirewall {
-    type Done = Vec<FirewallRule>;
+/// A tunnel's firewall rules, and whether they are in force.
+pub struct FirewallRules {
+    pub rules: Vec<FirewallRule>,
+    /// False where the host of the node is not heard of: the node may go by earlier rules.
+    pub enforced: bool,
+}
 
-    async fn apply(&self, write: &mut Write, _: &Permit) -> Result<Vec<FirewallRule>> {
-        write.replace_firewall(self.tunnel_id, &self.rules).await
+impl Change for ReplaceFirewall {
+    type Done = FirewallRules;
+
+    async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<FirewallRules> {
+        let rules = write.replace_firewall(self.tunnel_id, &self.rules).await?;
+        Ok(FirewallRules { rules, enforced: permit.facts().tunnel()?.node.is_online() })
     }
 }
 
@@ -51,9 +60,10 @@ pub struct ReplaceCountryRules {
     pub rules: Vec<CountryRule>,
 }
 
-/// A tunnel's GeoIP rules, and whether its node can enforce them.
+/// A tunnel's GeoIP rules, and whether they are in force.
 pub struct CountryRules {
     pub rules: Vec<CountryRule>,
+    /// False where the node knows no countries, or its host is not heard of.
     pub enforced: bool,
 }
 
@@ -62,6 +72,10 @@ impl Change for ReplaceCountryRules {
 
     async fn apply(&self, write: &mut Write, permit: &Permit) -> Result<CountryRules> {
         let rules = write.replace_country_rules(self.tunnel_id, &self.rules).await?;
-        Ok(CountryRules { rules, enforced: permit.facts().tunnel()?.node.knows_countries })
+        Ok(CountryRules { rules, enforced: knows_countries(&permit.facts().tunnel()?.node) })
     }
+}
+
+fn knows_countries(node: &Node) -> bool {
+    node.knows_countries && node.is_online()
 }

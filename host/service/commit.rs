@@ -175,9 +175,12 @@ impl Service {
 
     /// Waits until the nodes do what was written.
     async fn applied(&self, committed: Committed) -> Answered {
-        self.nodes.wait_until_applied(committed.nodes).await;
+        let have_applied = self.nodes.wait_until_applied(committed.nodes).await;
         self.nodes.confirm_moves_from(committed.former_nodes).await;
-        committed.answered
+        match committed.answered {
+            Answered::Fresh(response) if !have_applied => Answered::Fresh(not_enforced(response)),
+            answered => answered,
+        }
     }
 
     /// Decides while the scope's row is locked, so that no host can overtake it: the one case in which policies are asked
@@ -241,6 +244,16 @@ impl Service {
         });
         transaction.await
     }
+}
+
+/// The same response, in which rules are not in force.
+fn not_enforced(response: StoredResponse) -> StoredResponse {
+    let Ok(mut body) = serde_json::from_slice::<Value>(&response.body) else { return response };
+    match body.pointer_mut("/data/enforced") {
+        Some(enforced) => *enforced = false.into(),
+        None => return response,
+    }
+    StoredResponse { body: body.to_string().into_bytes(), ..response }
 }
 
 /// `recorded` is what the audit log has of the request's body.

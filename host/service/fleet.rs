@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use culvert_domain::error::Result;
 use culvert_domain::fleet::{self, Cluster, WINDOW};
 use culvert_store::fleet::Heartbeat;
@@ -27,16 +28,18 @@ pub struct Fleet {
 
 #[derive(Clone, Debug)]
 struct Membership {
-    cluster: Cluster,
-    has_others: bool,
-    /// When its heartbeat was sent, by a clock that the sleep of the machine does not stop.
+    /// The last heartbeat; None before the first one.
+    last: Option<Heartbeat>,
+    /// When it was sent, by a clock that the sleep of the machine does not stop.
     sent: Moment,
     /// Whether the others have taken it for dead since.
     is_ended: bool,
-    /// Whether it is to be stopped, and another one takes its work.
-    drains: bool,
-    /// Whether the database needs a newer version of this program.
-    is_outdated: bool,
+}
+
+impl Membership {
+    fn says(&self, question: impl FnOnce(&Heartbeat) -> bool) -> bool {
+        self.last.as_ref().is_some_and(question)
+    }
 }
 
 impl Fleet {
@@ -50,14 +53,7 @@ impl Fleet {
         claimed: Option<Moment>,
     ) -> Self {
         let agent_urls = watch::Sender::new(agent_url.into_iter().collect());
-        let membership = claimed.map(|sent| Membership {
-            cluster: Cluster::default(),
-            has_others: false,
-            sent,
-            is_ended: false,
-            drains: false,
-            is_outdated: false,
-        });
+        let membership = claimed.map(|sent| Membership { last: None, sent, is_ended: false });
         Self { host_id, clock, authority, agent_urls, membership: watch::Sender::new(membership) }
     }
 
@@ -72,16 +68,15 @@ impl Fleet {
 
     /// Notes what came of a heartbeat that was sent at this moment since the machine was started.
     pub(crate) fn renewed(&self, heartbeat: &Heartbeat, sent: Moment) {
-        let Heartbeat { cluster, has_others, agent_urls, drains, oldest_schema, .. } = heartbeat.clone();
+        let agent_urls = &heartbeat.agent_urls;
         self.agent_urls.send_if_modified(|known| {
-            let changed = **known != *agent_urls;
+            let changed = **known != **agent_urls;
             if changed {
-                *known = agent_urls.into();
+                *known = agent_urls.as_slice().into();
             }
             changed
         });
-        let is_outdated = oldest_schema > migrations::newest();
-        let membership = Membership { cluster, has_others, sent, is_ended: false, drains, is_outdated };
+        let membership = Membership { last: Some(heartbeat.clone()), sent, is_ended: false };
         // Two may be under way at once: the one that was sent last counts.
         self.membership.send_if_modified(|known| {
             let is_newer = known.as_ref().is_none_or(|known| known.sent <= sent);
@@ -130,24 +125,38 @@ impl Fleet {
 
     /// Whether there are other hosts on the database.
     pub fn has_others(&self) -> bool {
-        self.membership.borrow().as_ref().is_some_and(|membership| membership.has_others)
+        self.says(|last| last.has_others)
     }
 
     /// Whether this host is to be stopped, and another one takes its work.
     pub fn drains(&self) -> bool {
-        self.membership.borrow().as_ref().is_some_and(|membership| membership.drains)
+        self.says(|last| last.drains)
+    }
+
+    /// Whether hosts have other settings than others, of those that are to be the same.
+    pub(crate) fn settings_differ(&self) -> bool {
+        self.says(|last| last.settings_differ)
+    }
+
+    /// Until when this host has its lease by its last heartbeat.
+    pub(crate) fn lease_until(&self) -> Option<DateTime<Utc>> {
+        Some(self.membership.borrow().as_ref()?.last.as_ref()?.lease_until)
     }
 
     /// Waits until this host drains, or does not any longer.
     pub(crate) async fn until_drains(&self, drains: bool) {
-        let has_come = |membership: &Option<Membership>| membership.as_ref().is_some_and(|it| it.drains == drains);
+        let has_come = |membership: &Option<Membership>| {
+            membership.as_ref().is_some_and(|it| it.says(|last| last.drains) == drains)
+        };
         // The sender is this one.
         let _ = self.membership.subscribe().wait_for(has_come).await;
     }
 
     /// Waits until the database needs a newer version of this program.
     pub async fn until_outdated(&self) {
-        let is_outdated = |membership: &Option<Membership>| membership.as_ref().is_some_and(|it| it.is_outdated);
+        let is_outdated = |membership: &Option<Membership>| {
+            membership.as_ref().is_some_and(|it| it.says(|last| last.oldest_schema > migrations::newest()))
+        };
         let _ = self.membership.subscribe().wait_for(is_outdated).await;
     }
 
@@ -175,11 +184,22 @@ impl Fleet {
             leads: self.leads(),
             in_grace: !self.asks(|cluster| !cluster.is_in_grace(self.clock.now())),
             drains: self.drains(),
+            settings_differ: self.settings_differ(),
+            waits_for_standby: self.says(|last| last.waits_for_standby),
         }
+    }
+
+    /// What the last heartbeat says.
+    fn says(&self, question: impl FnOnce(&Heartbeat) -> bool) -> bool {
+        self.membership.borrow().as_ref().is_some_and(|membership| membership.says(question))
     }
 
     /// A host that is alone is asked nothing.
     fn asks(&self, question: impl FnOnce(&Cluster) -> bool) -> bool {
-        self.membership.borrow().as_ref().is_none_or(|membership| question(&membership.cluster))
+        match &*self.membership.borrow() {
+            None => true,
+            Some(Membership { last: Some(last), .. }) => question(&last.cluster),
+            Some(Membership { last: None, .. }) => question(&Cluster::default()),
+        }
     }
 }

@@ -35,6 +35,7 @@ pub struct Metrics {
     pub http: HttpMetrics,
     refusals: Family<Refusal, Counter>,
     deliveries: Family<Ended, Counter>,
+    delivery_lag: Gauge,
     mails: Family<Ended, Counter>,
     pub certificates: CertificateMetrics,
     pub nodes: NodeMetrics,
@@ -185,19 +186,33 @@ impl HttpMetrics {
     }
 }
 
-impl Metrics {
-    /// `node_bounds` are the names of the limits by which nodes refuse connections.
-    pub fn new(node_bounds: impl IntoIterator<Item = &'static str>) -> Self {
-        let http = HttpMetrics {
+impl HttpMetrics {
+    fn new() -> Self {
+        Self {
             requests: Family::default(),
             statements: Family::default(),
             durations: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
-        };
+        }
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        registry.register("http_requests", "Answers to requests", self.requests.clone());
+        let statements = self.statements.clone();
+        registry.register("http_request_statements", "Statements that requests sent to the database", statements);
+        let durations = self.durations.clone();
+        registry.register_with_unit("http_request_duration", "One request", Unit::Seconds, durations);
+    }
+}
+
+impl Metrics {
+    /// `node_bounds` are the names of the limits by which nodes refuse connections.
+    pub fn new(node_bounds: impl IntoIterator<Item = &'static str>) -> Self {
         let mut metrics = Self {
             registry: Registry::with_prefix("culvert"),
-            http,
+            http: HttpMetrics::new(),
             refusals: Family::default(),
             deliveries: Family::default(),
+            delivery_lag: Gauge::default(),
             mails: Family::default(),
             certificates: CertificateMetrics::default(),
             nodes: NodeMetrics::default(),
@@ -212,13 +227,11 @@ impl Metrics {
             visitors: Gauge::default(),
         };
         let registry = &mut metrics.registry;
-        registry.register("http_requests", "Answers to requests", metrics.http.requests.clone());
-        let statements = metrics.http.statements.clone();
-        registry.register("http_request_statements", "Statements that requests sent to the database", statements);
-        let durations = metrics.http.durations.clone();
-        registry.register_with_unit("http_request_duration", "One request", Unit::Seconds, durations);
+        metrics.http.register(registry);
         registry.register("rate_limited", "Requests that were too many, by the window", metrics.refusals.clone());
         registry.register("webhook_attempts", "Attempts to deliver an event", metrics.deliveries.clone());
+        let lag = metrics.delivery_lag.clone();
+        registry.register_with_unit("webhook_lag", "Since the oldest delivery that waits was due", Unit::Seconds, lag);
         registry.register("mail_attempts", "Attempts to send a mail", metrics.mails.clone());
         metrics.nodes.register(registry);
         metrics.fleet.register(registry);
@@ -274,6 +287,11 @@ impl Metrics {
     /// A request was refused by a window: `minute`, `day`, or `address` for failed authentications.
     pub fn count_refusal(&self, window: &'static str) {
         self.refusals.get_or_create(&Refusal { window }).inc();
+    }
+
+    /// How long the oldest delivery has waited that is due, in seconds.
+    pub(crate) fn set_delivery_lag(&self, seconds: i64) {
+        self.delivery_lag.set(seconds);
     }
 
     pub fn count_delivery(&self, outcome: &Outcome) {

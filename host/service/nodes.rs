@@ -283,16 +283,18 @@ impl Nodes {
     }
 
     /// Sends nodes what has changed, and waits a short time until it is in force and the traffic of what has ended is
-    /// stored. A caller who waits for it before answering a client can promise that the change is in effect.
-    pub async fn wait_until_applied(&self, node_ids: impl IntoIterator<Item = Uuid>) {
+    /// stored. A caller who waits for it before answering a client can promise that the change is in effect, unless this returns
+    /// false.
+    pub async fn wait_until_applied(&self, node_ids: impl IntoIterator<Item = Uuid>) -> bool {
         let (here, elsewhere): (Vec<_>, Vec<_>) =
             node_ids.into_iter().partition(|node_id| self.link(*node_id).is_some());
         let links: Vec<_> = here.into_iter().filter_map(|node_id| self.link(node_id)).collect();
         let here = join_all(links.iter().map(|link| self.apply_here(link)));
         let (here, elsewhere) = tokio::join!(here, self.apply_elsewhere(elsewhere));
-        for result in here.into_iter().chain([elsewhere]) {
-            report("a node could not be told of a change", result);
-        }
+        let results: Vec<_> = here.into_iter().chain([elsewhere]).collect();
+        let have_applied = results.iter().all(Result::is_ok);
+        results.into_iter().for_each(|result| report("a node could not be told of a change", result));
+        have_applied
     }
 
     async fn apply_here(&self, link: &Link) -> Result<()> {
@@ -303,6 +305,13 @@ impl Nodes {
         };
         let applied = self.clock.timeout(APPLY_WITHIN, applied).await;
         applied.map_err(|_| Error::internal("the node has not applied a change within 2 seconds"))
+    }
+
+    /// Has the next look send the nodes all that they are to serve.
+    pub async fn send_anew(&self) {
+        for link in self.links() {
+            link.sent.lock().await.revision = None;
+        }
     }
 
     /// Does what is due every second: sends what no hint has told of. `revisions` are those of all nodes in the database,

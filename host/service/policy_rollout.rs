@@ -5,9 +5,10 @@
 //! another one is made again ([`crate::commit`]).
 
 mod opening;
+mod trial;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use culvert_domain::error::{Chain, Code, Error, Result};
@@ -27,6 +28,7 @@ use crate::gate::PinnedPolicies;
 use crate::secrets::{Purpose, Secrets};
 
 pub use opening::{Opening, active};
+pub use trial::{Tried, TryPolicies, try_at_hosts};
 
 /// How long the hosts have to load a generation.
 const LOADED_WITHIN: Duration = Duration::from_mins(1);
@@ -43,6 +45,9 @@ pub(crate) struct PolicyRollout {
     proposing: Mutex<()>,
     /// One at a time loads what other hosts propose.
     following: Mutex<()>,
+    /// One at a time is tried out.
+    trying: Mutex<()>,
+    how_to_try: OnceLock<TryPolicies>,
     /// Something has come of a generation at another host.
     news: Notify,
     /// The generation that decides, where this host cannot load it; otherwise 0.
@@ -99,21 +104,22 @@ async fn propose(
     modules: Vec<ModuleBytes>,
     at_least: u64,
 ) -> Result<u64> {
-    let Generation { content, configuration, earlier, is_rollback, .. } = generation.clone();
+    let Generation { content, configuration, earlier, is_rollback, is_trial, .. } = generation.clone();
     let mac = secrets.mac(Purpose::Policies, content.as_bytes());
     let proposed_by = store.host_id();
-    let stored = StoredGeneration { number: 0, content, mac, configuration, earlier, is_rollback, proposed_by };
+    let stored =
+        StoredGeneration { number: 0, content, mac, configuration, earlier, is_rollback, is_trial, proposed_by };
     let module = |ModuleBytes { sha256, wasm, signature }| StoredModule { sha256, wasm, signature };
     store.propose_policies(stored, modules.into_iter().map(module).collect(), at_least).await
 }
 
 /// A generation that a host with the same keys has made.
 fn authentic(secrets: &Secrets, stored: StoredGeneration) -> Result<Generation, RolloutError> {
-    let StoredGeneration { number, content, mac, configuration, earlier, is_rollback, .. } = stored;
+    let StoredGeneration { number, content, mac, configuration, earlier, is_rollback, is_trial, .. } = stored;
     if !secrets.verify_mac(Purpose::Policies, content.as_bytes(), &mac) {
         return Err(RolloutError::Foreign(number));
     }
-    Ok(Generation { number, content, configuration, earlier, is_rollback })
+    Ok(Generation { number, content, configuration, earlier, is_rollback, is_trial })
 }
 
 async fn kept_modules(store: &Store, generation: &Generation) -> Result<Vec<ModuleBytes>> {
@@ -130,8 +136,15 @@ fn modules_of(content: &str) -> Vec<String> {
 
 impl PolicyRollout {
     pub(crate) fn new(generations: Arc<Generations>) -> Self {
-        let (proposing, following, news) = (Mutex::default(), Mutex::default(), Notify::new());
-        Self { generations, proposing, following, news, unloadable: AtomicU64::new(0) }
+        Self {
+            generations,
+            proposing: Mutex::default(),
+            following: Mutex::default(),
+            trying: Mutex::default(),
+            how_to_try: OnceLock::new(),
+            news: Notify::new(),
+            unloadable: AtomicU64::new(0),
+        }
     }
 
     /// # Errors
@@ -210,7 +223,7 @@ impl Service {
         let former = self.store.policy_generation(*number).await?.ok_or(RolloutError::NoEarlier)?;
         let Generation { content, .. } = authentic(&self.secrets, former)?;
         let (configuration, earlier) = (active.configuration, earlier.to_vec());
-        let generation = Generation { number: 0, content, configuration, earlier, is_rollback: true };
+        let generation = Generation { content, configuration, earlier, is_rollback: true, ..Generation::default() };
         let number = propose(&self.store, &self.secrets, &generation, Vec::new(), 0).await?;
         if let Err(problem) = self.load_kept(Generation { number, ..generation }).await {
             self.store.withdraw_policies(number).await?;
@@ -248,7 +261,7 @@ impl Service {
     }
 
     async fn activate(&self, number: u64, based_on: u64) -> Result<(), RolloutError> {
-        self.store.note_policy_stage(number, None).await?;
+        self.store.note_policy_stage(number, Ok(None)).await?;
         let deadline = self.clock().moment().plus(LOADED_WITHIN);
         loop {
             let loaded = self.until_hosts(number, deadline, |stage| stage.is_loaded).await?;
@@ -355,13 +368,23 @@ impl Service {
         let PolicyRollout { generations, unloadable, .. } = &self.policies;
         // Not after what is being loaded.
         self.follow_active().await?;
-        let _one = self.policies.following.lock().await;
+        let one = self.policies.following.lock().await;
         let active = self.follow_active().await?;
         if !generations.is_ready(active) && active != unloadable.load(Ordering::Relaxed) {
             self.take_over(active).await?;
         }
+        let mut trials = Vec::new();
         for number in self.store.proposed_policies(active).await? {
-            self.prepare(number).await?;
+            match self.store.policy_generation(number).await? {
+                Some(trial) if trial.is_trial => trials.push(trial),
+                Some(proposed) => self.prepare(proposed).await?,
+                None => {}
+            }
+        }
+        // What decides does not wait for a comparison.
+        drop(one);
+        for trial in trials {
+            self.try_out(trial).await?;
         }
         Ok(())
     }
@@ -380,12 +403,28 @@ impl Service {
     }
 
     /// Loads a generation that another host proposes, and says what has come of it.
-    async fn prepare(&self, number: u64) -> Result<()> {
-        let Some(stored) = self.store.policy_generation(number).await? else { return Ok(()) };
-        let proposed_by = stored.proposed_by;
-        let problem =
-            if self.policies.generations.is_ready(number) { None } else { self.load_stored(stored).await?.err() };
-        self.store.note_policy_stage(number, problem).await?;
+    async fn prepare(&self, stored: StoredGeneration) -> Result<()> {
+        let (number, proposed_by) = (stored.number, stored.proposed_by);
+        let is_ready = self.policies.generations.is_ready(number);
+        let loaded = if is_ready { Ok(()) } else { self.load_stored(stored).await? };
+        self.store.note_policy_stage(number, loaded.map(|()| None)).await?;
+        self.tell_hosts(proposed_by.as_slice()).await;
+        Ok(())
+    }
+
+    /// Compares a generation with what this host has decided, unless it does so already.
+    async fn try_out(&self, stored: StoredGeneration) -> Result<()> {
+        let PolicyRollout { trying, how_to_try, .. } = &self.policies;
+        let (Ok(_one), Some(how)) = (trying.try_lock(), how_to_try.get()) else { return Ok(()) };
+        let (number, proposed_by) = (stored.number, stored.proposed_by);
+        let found = match authentic(&self.secrets, stored) {
+            Ok(generation) => {
+                let modules = kept_modules(&self.store, &generation).await?;
+                how(generation, modules).await
+            }
+            Err(problem) => Err(problem.to_string()),
+        };
+        self.store.note_policy_stage(number, found.map(Some)).await?;
         self.tell_hosts(proposed_by.as_slice()).await;
         Ok(())
     }

@@ -16,6 +16,8 @@ use culvert_store::Write;
 /// If the database fails.
 pub(crate) async fn connect(write: &mut Write, device_id: Uuid, new: NewConnection) -> Result<Connection> {
     let was_online = write.online_boot_id(device_id).await?.is_some();
+    // An agent that tries several hosts may stay with the former one: it hears at once that it has to connect again.
+    write.hint_other_hosts(&[device_id]).await?;
     let connection = write.insert_connection(device_id, new).await?;
     if !was_online {
         publish(write, device_id).await?;

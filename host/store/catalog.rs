@@ -74,8 +74,16 @@ pub struct NodeRegistration {
 }
 
 impl Store {
+    /// Without those that have no tunnels and whose host ended more than a day ago.
     pub async fn nodes(&self) -> Result<Vec<Node>> {
-        let sql = sql!(concat!("SELECT ", node_columns!(), " FROM nodes n ORDER BY n.created_at, n.id"));
+        let sql = sql!(concat!(
+            "SELECT ",
+            node_columns!(),
+            " FROM nodes n WHERE NOT EXISTS (SELECT 1 FROM hosts h JOIN cluster k ON k.id = 1 \
+                 WHERE h.id = n.host_id AND h.ended_at < k.alive_at - 86400000000) \
+                 OR EXISTS (SELECT 1 FROM node_loads l WHERE l.node_id = n.id AND l.tunnels > 0) \
+             ORDER BY n.created_at, n.id"
+        ));
         let rows = (&self.db).all(sql, args![]).await?;
         Ok(rows.iter().map(node).collect::<DbResult<_>>()?)
     }

@@ -47,7 +47,8 @@ pub struct Due {
     pub operations: bool,
     pub untold_devices: bool,
     pub ended_suspensions: bool,
-    pub deliveries: bool,
+    /// When the oldest delivery that is due was to be made.
+    pub oldest_delivery: Option<DateTime<Utc>>,
     pub certificates: bool,
     /// Nodes of this host belong to another one now, or to none.
     pub lost_nodes: bool,
@@ -95,9 +96,9 @@ macro_rules! look {
                  EXISTS (SELECT 1 ",
             ended_suspensions!("$8", "$1"),
             ") AS ended_suspensions, \
-                 EXISTS (SELECT 1 ",
+                 (SELECT MIN(due_at) ",
             due_webhooks!("$1"),
-            ") AS deliveries, \
+            ") AS oldest_delivery, \
                  EXISTS (SELECT 1 FROM certificates WHERE due_at <= $1) AS certificates, \
                  EXISTS (SELECT 1 FROM nodes WHERE COALESCE(host_id <> $2, TRUE) AND id ",
             $nodes,
@@ -140,7 +141,7 @@ impl Store {
         let row = (&self.db).one(sql, args).await?;
         Ok(row!(row => Due {
             hints: flag, requests: flag, dead_hosts: flag, silent_devices: flag, expired_leases: flag, temporary_tunnels: flag,
-            operations: flag, untold_devices: flag, ended_suspensions: flag, deliveries: flag, certificates: flag,
+            operations: flag, untold_devices: flag, ended_suspensions: flag, oldest_delivery: optional_time, certificates: flag,
             lost_nodes: flag, moves: flag, moves_from_dead_nodes: flag, policy_generation: number,
             proposed_policies: flag, revisions: number;
             at: now,

@@ -34,6 +34,8 @@ pub struct HostRegistration {
     pub authority: Duration,
     /// The generation of the policies that decides there.
     pub policy_generation: u64,
+    /// Digests of the settings that are to be the same at all hosts, as JSON.
+    pub settings: String,
 }
 
 /// A process that may be a host.
@@ -68,6 +70,14 @@ pub struct Heartbeat {
     pub drains: bool,
     /// The oldest schema that a program must know to work on the database.
     pub oldest_schema: i64,
+    /// Whether hosts have other settings than others.
+    pub settings_differ: bool,
+    /// Whether commits wait for a standby of the database.
+    pub waits_for_standby: bool,
+    /// Until when this host has its lease now.
+    pub lease_until: DateTime<Utc>,
+    /// Whether the database did not have the lease any longer that this host had.
+    pub went_back: bool,
 }
 
 /// What all hosts share, locked.
@@ -78,6 +88,9 @@ struct Shared {
     has_others: bool,
     agent_urls: Vec<String>,
     oldest_schema: i64,
+    settings_differ: bool,
+    waits_for_standby: bool,
+    went_back: bool,
     now: DateTime<Utc>,
 }
 
@@ -105,8 +118,30 @@ impl Shared {
             has_others: row.number::<u64>("others")? > 0,
             agent_urls: agent_urls.split_whitespace().map(Into::into).collect(),
             oldest_schema: row.number("schema_min")?,
+            settings_differ: row.number::<u64>("kinds_of_settings")? > 1,
+            waits_for_standby: row.flag("waits_for_standby")?,
+            went_back: false,
             now: row.time("now")?,
         })
+    }
+
+    /// What a heartbeat found that came to this.
+    fn found(self, beat: Beat) -> Heartbeat {
+        let Self { cluster, lease, has_others, agent_urls, oldest_schema, settings_differ, .. } = self;
+        let Self { waits_for_standby, went_back, now, .. } = self;
+        Heartbeat {
+            beat,
+            now,
+            cluster,
+            has_others,
+            agent_urls,
+            drains: lease.drains,
+            oldest_schema,
+            settings_differ,
+            waits_for_standby,
+            lease_until: lease.until,
+            went_back,
+        }
     }
 }
 
@@ -133,11 +168,14 @@ pub(crate) use of_the_last_day;
 /// The state that all hosts share, the row of a process, where agents find hosts, and the time: the last placeholder's, or
 /// the database's. A host that ended less than a day ago may be back when an agent looks for one.
 macro_rules! select_cluster {
-    ($now:expr, $rest:literal) => {
+    ($now:expr, $waits_for_standby:literal, $rest:literal) => {
         concat!(
-            "SELECT c.leader_id, c.leader_term, c.leader_until, c.leader_ends_from, c.alive_at, c.grace_until, c.schema_min, \
+            "SELECT ",
+            $waits_for_standby,
+            " AS waits_for_standby, c.leader_id, c.leader_term, c.leader_until, c.leader_ends_from, c.alive_at, c.grace_until, c.schema_min, \
                  h.lease_until, h.ended_at, h.draining, \
                  (SELECT COUNT(*) FROM hosts o WHERE o.id <> $1 AND o.ended_at IS NULL) AS others, \
+                 (SELECT COUNT(DISTINCT settings) FROM hosts WHERE ended_at IS NULL) AS kinds_of_settings, \
                  (SELECT COUNT(*) FROM hosts o WHERE o.id <> $1 AND o.ended_at IS NULL AND NOT o.draining \
                   AND o.lease_until > ",
             $now,
@@ -205,24 +243,26 @@ impl Store {
         Ok(claim)
     }
 
-    /// Says that this process is alive.
-    pub async fn heartbeat(&self, host_id: Uuid) -> Result<Heartbeat> {
-        if let Some(heartbeat) = self.heartbeat_without_lock(host_id).await? {
+    /// Says that this process is alive. Its last heartbeat has given it a lease until `had`.
+    pub async fn heartbeat(&self, host_id: Uuid, had: Option<DateTime<Utc>>) -> Result<Heartbeat> {
+        if let Some(heartbeat) = self.heartbeat_without_lock(host_id, had).await? {
             return Ok(heartbeat);
         }
-        self.write_liveness(move |write| Box::pin(async move { write.heartbeat(host_id).await })).await
+        self.write_liveness(move |write| Box::pin(async move { write.heartbeat(host_id, had).await })).await
     }
 
     /// A heartbeat in two statements in place of a transaction. None where another host came in between, where it would not be
     /// renewed, or on SQLite.
-    async fn heartbeat_without_lock(&self, host_id: Uuid) -> Result<Option<Heartbeat>> {
+    async fn heartbeat_without_lock(&self, host_id: Uuid, had: Option<DateTime<Utc>>) -> Result<Option<Heartbeat>> {
         let (db, process_id) = (self.db.for_liveness(), self.process_id);
         let Db::Postgres { .. } = db else { return Ok(None) };
-        let sql = sql!(sqlite: select_cluster!("$3", ""), postgres: select_cluster!(database_time!("$3"), ""));
+        let sql = sql!(sqlite: select_cluster!("$3", "0", ""),
+            postgres: select_cluster!(database_time!("$3"), "current_setting('synchronous_standby_names') <> ''", ""));
         let row = (&db).one(sql, args![host_id, process_id, self.clock.database_time()]).await?;
-        let Shared { mut cluster, mut lease, has_others, agent_urls, oldest_schema, now } = Shared::of(&row, host_id)?;
-        let read = cluster.clone();
-        if cluster.heartbeat(&mut lease, now) != Beat::Renewed {
+        let mut shared = Shared::of(&row, host_id)?;
+        let read = shared.cluster.clone();
+        let Shared { cluster, lease, now, .. } = &mut shared;
+        if had > Some(lease.until) || cluster.heartbeat(lease, *now) != Beat::Renewed {
             return Ok(None);
         }
         // The cluster's row is locked first, as by everybody.
@@ -233,7 +273,7 @@ impl Store {
              UPDATE hosts SET lease_until = $10 WHERE id = $11 AND process_id = $12 AND ended_at IS NULL \
                  AND EXISTS (SELECT 1 FROM saved) RETURNING id"
         ));
-        let Cluster { leader, alive_at, grace_until } = &cluster;
+        let Cluster { leader, alive_at, grace_until } = cluster;
         let args = args![
             leader.host_id,
             leader.term,
@@ -249,8 +289,7 @@ impl Store {
             process_id
         ];
         let saved = (&db).optional(sql, args).await?;
-        let (beat, drains) = (Beat::Renewed, lease.drains);
-        Ok(saved.map(|_| Heartbeat { beat, now, cluster, has_others, agent_urls, drains, oldest_schema }))
+        Ok(saved.map(|_| shared.found(Beat::Renewed)))
     }
 
     /// Has this process be the host again that was ended. False where another process is it.
@@ -294,8 +333,12 @@ impl Write {
     /// Locks and reads what all hosts share.
     async fn lock_shared(&mut self, id: Uuid) -> Result<Shared> {
         let sql = sql!(
-            sqlite: select_cluster!("$3", ""),
-            postgres: select_cluster!(database_time!("$3"), " FOR UPDATE OF c")
+            sqlite: select_cluster!("$3", "0", ""),
+            postgres: select_cluster!(
+                database_time!("$3"),
+                "current_setting('synchronous_standby_names') <> ''",
+                " FOR UPDATE OF c"
+            )
         );
         let (process_id, now) = (self.process_id, self.time_of_database());
         let row = self.one(sql, args![id, process_id, now]).await?;
@@ -330,13 +373,13 @@ impl Write {
         cluster.heartbeat(&mut lease, now);
         let sql = sql!(
             "INSERT INTO hosts (id, process_id, name, version, lock_identity, started_at, lease_until, agent_url, \
-                 machine_identity, authority, policy_generation, draining, ended_at) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, FALSE, NULL) \
+                 machine_identity, authority, policy_generation, settings, draining, ended_at) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, FALSE, NULL) \
              ON CONFLICT (id) DO UPDATE SET process_id = excluded.process_id, name = excluded.name, \
                  version = excluded.version, lock_identity = excluded.lock_identity, started_at = excluded.started_at, \
                  lease_until = excluded.lease_until, machine_identity = excluded.machine_identity, \
                  authority = excluded.authority, agent_url = excluded.agent_url, \
-                 policy_generation = excluded.policy_generation, draining = FALSE, ended_at = NULL"
+                 policy_generation = excluded.policy_generation, settings = excluded.settings, draining = FALSE, ended_at = NULL"
         );
         let process_id = self.process_id;
         let args = args![
@@ -350,7 +393,8 @@ impl Write {
             agent_url.as_deref(),
             machine_identity.as_deref(),
             host.authority.as_micros() as u64,
-            host.policy_generation
+            host.policy_generation,
+            &host.settings
         ];
         self.execute(sql, args).await?;
         self.save(&cluster).await?;
@@ -376,15 +420,19 @@ impl Write {
         Ok(row.as_ref().map(live_host).transpose()?)
     }
 
-    async fn heartbeat(&mut self, host_id: Uuid) -> Result<Heartbeat> {
-        let shared = self.lock_shared(host_id).await?;
-        let Shared { mut cluster, mut lease, has_others, agent_urls, oldest_schema, now } = shared;
-        let beat = cluster.heartbeat(&mut lease, now);
+    async fn heartbeat(&mut self, host_id: Uuid, had: Option<DateTime<Utc>>) -> Result<Heartbeat> {
+        let mut shared = self.lock_shared(host_id).await?;
+        let Shared { cluster, lease, now, went_back, .. } = &mut shared;
+        *went_back = !lease.ended && had > Some(lease.until);
+        let beat = cluster.heartbeat(lease, *now);
         if beat == Beat::Renewed {
-            self.save_host(&lease, now).await?;
-            self.save(&cluster).await?;
+            if *went_back {
+                cluster.went_back(*now);
+            }
+            self.save_host(lease, *now).await?;
+            self.save(cluster).await?;
         }
-        Ok(Heartbeat { beat, now, cluster, has_others, agent_urls, drains: lease.drains, oldest_schema })
+        Ok(shared.found(beat))
     }
 
     async fn end_host(&mut self, host_id: Uuid) -> Result<()> {

@@ -19,9 +19,17 @@ macro_rules! hints_of_host {
 }
 pub(crate) use hints_of_host;
 
+/// What another process has for an agent of this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TakenHint {
+    pub device_id: Uuid,
+    /// Another host has let the device in since.
+    pub is_elsewhere: bool,
+}
+
 impl Store {
-    /// Takes what other processes have for the agents of a host: their devices. If it fails, nobody knows what was taken.
-    pub async fn take_hints(&self, host_id: Uuid) -> Result<Vec<Uuid>> {
+    /// Takes what other processes have for the agents of a host. If it fails, nobody knows what was taken.
+    pub async fn take_hints(&self, host_id: Uuid) -> Result<Vec<TakenHint>> {
         self.write_liveness(move |write| Box::pin(async move { write.take_hints(host_id).await })).await
     }
 }
@@ -29,7 +37,7 @@ impl Store {
 impl Write {
     /// Hints to the other hosts that hold connections of these devices. A device that connects meanwhile reads everything:
     /// its arrival locks the same scope.
-    pub(super) async fn hint_other_hosts(&mut self, device_ids: &[Uuid]) -> Result<()> {
+    pub async fn hint_other_hosts(&mut self, device_ids: &[Uuid]) -> Result<()> {
         let sql = by_ids!(
             "INSERT INTO hints (host_id, device_id) SELECT host_id, device_id FROM device_presence \
                  WHERE host_id <> $2 AND device_id",
@@ -45,10 +53,18 @@ impl Write {
     }
 
     /// Takes the hints for a host, or forgets them, for it has no connections any longer.
-    pub(super) async fn take_hints(&mut self, host_id: Uuid) -> Result<Vec<Uuid>> {
-        let sql = sql!(concat!("DELETE ", hints_of_host!("$1"), " RETURNING device_id"));
+    pub(super) async fn take_hints(&mut self, host_id: Uuid) -> Result<Vec<TakenHint>> {
+        let sql = sql!(concat!(
+            "DELETE ",
+            hints_of_host!("$1"),
+            " RETURNING device_id, \
+                 (SELECT p.host_id FROM device_presence p WHERE p.device_id = hints.device_id) AS held_by"
+        ));
         let rows = self.all(sql, args![host_id]).await?;
-        let device_id = |row: &Row| row.id("device_id");
-        Ok(rows.iter().map(device_id).collect::<DbResult<_>>()?)
+        let hint = |row: &Row| -> DbResult<_> {
+            let is_elsewhere = row.optional_id("held_by")?.is_some_and(|held_by| held_by != host_id);
+            Ok(TakenHint { device_id: row.id("device_id")?, is_elsewhere })
+        };
+        Ok(rows.iter().map(hint).collect::<DbResult<_>>()?)
     }
 }

@@ -1,6 +1,6 @@
 //! The hosts on this database, for the operator.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use chrono::{DateTime, Utc};
 use culvert_domain::error::Result;
@@ -32,6 +32,17 @@ pub struct HostRecord {
     pub started_at: DateTime<Utc>,
     pub lease_until: DateTime<Utc>,
     pub ended_at: Option<DateTime<Utc>>,
+    /// Digests of the settings that are to be the same at all hosts.
+    pub settings: BTreeMap<String, String>,
+}
+
+/// The settings that hosts that run have different values of.
+pub fn different_settings(hosts: &[HostRecord]) -> Vec<String> {
+    let mut values: BTreeMap<&String, BTreeSet<&String>> = BTreeMap::new();
+    for (setting, digest) in hosts.iter().filter(|host| host.ended_at.is_none()).flat_map(|host| &host.settings) {
+        values.entry(setting).or_default().insert(digest);
+    }
+    values.into_iter().filter(|(_, digests)| digests.len() > 1).map(|(setting, _)| setting.clone()).collect()
 }
 
 /// The host of a node, as the database knows it.
@@ -57,7 +68,7 @@ macro_rules! select_node_hosts {
 macro_rules! select_hosts {
     ($now:expr) => {
         concat!(
-            "SELECT h.id, h.name, h.version, h.agent_url, h.policy_generation, h.started_at, h.lease_until, h.draining, h.ended_at, ",
+            "SELECT h.id, h.name, h.version, h.agent_url, h.policy_generation, h.settings, h.started_at, h.lease_until, h.draining, h.ended_at, ",
             $now,
             " AS now, c.leader_id, c.leader_until, \
                  (SELECT COUNT(*) FROM nodes n WHERE n.host_id = h.id) AS nodes, \
@@ -149,6 +160,7 @@ fn state(row: &Row, renews: bool) -> DbResult<HostState> {
 
 fn record(row: &Row, renews: bool) -> DbResult<HostRecord> {
     let (id, now, state) = (row.id("id")?, row.time("now")?, state(row, renews)?);
+    let settings = row.optional_text("settings")?;
     let is_leader = row.optional_id("leader_id")? == Some(id) && (!renews || row.time("leader_until")? > now);
     Ok(HostRecord {
         id,
@@ -163,5 +175,6 @@ fn record(row: &Row, renews: bool) -> DbResult<HostRecord> {
         started_at: row.time("started_at")?,
         lease_until: row.time("lease_until")?,
         ended_at: row.optional_time("ended_at")?,
+        settings: settings.and_then(|json| serde_json::from_str(&json).ok()).unwrap_or_default(),
     })
 }

@@ -26,7 +26,7 @@ pub mod error;
 pub mod facts;
 pub mod fleet;
 mod group_commit;
-mod hints;
+pub mod hints;
 pub mod hosts;
 pub mod idempotency;
 pub mod identities;

@@ -81,6 +81,8 @@ const FILES: &[File] = files! {
     50 "0050_local_roots"
     51 "0051_usage_minutes"
     52 "0052_sign_in_tries"
+    53 "0053_host_settings"
+    54 "0054_policy_trials"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

@@ -31,6 +31,8 @@ pub struct StoredGeneration {
     /// The generations before it that a rollback leads to, most recent first.
     pub earlier: Vec<u64>,
     pub is_rollback: bool,
+    /// Whether hosts only compare it with what they have decided.
+    pub is_trial: bool,
     /// The host that has proposed it.
     pub proposed_by: Option<Uuid>,
 }
@@ -51,6 +53,8 @@ pub struct HostStage {
     pub is_loaded: bool,
     /// Why it cannot load the generation.
     pub problem: Option<String>,
+    /// What it has found in comparing it, as JSON.
+    pub found: Option<String>,
     /// The generation that decides there.
     pub decides: u64,
 }
@@ -84,7 +88,7 @@ pub(crate) use proposed_policies;
 macro_rules! select_generation {
     ($which:literal) => {
         sql!(concat!(
-            "SELECT number, content, mac, configuration, earlier, is_rollback, proposed_by FROM policy_generations \
+            "SELECT number, content, mac, configuration, earlier, is_rollback, is_trial, proposed_by FROM policy_generations \
              WHERE number = ",
             $which
         ))
@@ -94,7 +98,7 @@ macro_rules! select_generation {
 macro_rules! select_stages {
     ($now:expr) => {
         concat!(
-            "SELECT h.id, h.name, h.policy_generation, s.problem, \
+            "SELECT h.id, h.name, h.policy_generation, s.problem, s.found, \
                  s.host_id IS NOT NULL AND s.problem IS NULL AS loaded \
              FROM hosts h LEFT JOIN policy_stages s ON s.host_id = h.id AND s.generation = $1 \
              WHERE h.ended_at IS NULL AND h.id <> $2 AND h.lease_until > ",
@@ -157,16 +161,17 @@ impl Store {
         propose.await
     }
 
-    /// Notes that this host has loaded a generation, or why it cannot.
-    pub async fn note_policy_stage(&self, number: u64, problem: Option<String>) -> Result<()> {
+    /// Notes that this host has loaded a generation and what it has found in comparing it, or why it cannot load it.
+    pub async fn note_policy_stage(&self, number: u64, loaded: Result<Option<String>, String>) -> Result<()> {
+        let (found, problem) = loaded.map_or_else(|problem| (None, Some(problem)), |found| (found, None));
         let host_id = self.own_id();
         let note = self.write_liveness(move |write| {
             Box::pin(async move {
                 let sql = sql!(
-                    "INSERT INTO policy_stages (generation, host_id, problem) SELECT number, $2, $3 \
+                    "INSERT INTO policy_stages (generation, host_id, problem, found) SELECT number, $2, $3, $4 \
                      FROM policy_generations WHERE number = $1 ON CONFLICT (generation, host_id) DO NOTHING"
                 );
-                write.execute(sql, args![number, host_id, problem.as_deref()]).await?;
+                write.execute(sql, args![number, host_id, problem.as_deref(), found.as_deref()]).await?;
                 Ok(())
             })
         });
@@ -259,12 +264,23 @@ impl Write {
         let number = self.one(sql, args![at_least]).await?.number("number")?;
         let sql = sql!(
             "INSERT INTO policy_generations \
-                 (number, content, mac, configuration, earlier, is_rollback, proposed_by, expires_at) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8)"
+                 (number, content, mac, configuration, earlier, is_rollback, is_trial, proposed_by, expires_at) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"
         );
-        let StoredGeneration { content, mac, configuration, earlier, is_rollback, proposed_by, .. } = generation;
+        let StoredGeneration { content, mac, configuration, earlier, is_rollback, is_trial, proposed_by, .. } =
+            generation;
         let (earlier, expires_at) = (numbers(earlier), self.now + STANDS);
-        let args = args![number, content, &mac[..], configuration, &earlier, *is_rollback, *proposed_by, expires_at];
+        let args = args![
+            number,
+            content,
+            &mac[..],
+            configuration,
+            &earlier,
+            *is_rollback,
+            *is_trial,
+            *proposed_by,
+            expires_at
+        ];
         self.execute(sql, args).await?;
         Ok(number)
     }
@@ -287,7 +303,7 @@ impl Write {
         }
         let sql = sql!(
             "UPDATE cluster SET policy_generation = $1 WHERE id = 1 AND policy_generation = $2 \
-                 AND EXISTS (SELECT 1 FROM policy_generations WHERE number = $1)"
+                 AND EXISTS (SELECT 1 FROM policy_generations WHERE number = $1 AND NOT is_trial)"
         );
         let is_active = self.execute(sql, args![number, based_on]).await? == 1;
         Ok(if is_active { Activation::Active } else { Activation::Overtaken })
@@ -296,7 +312,7 @@ impl Write {
     /// All that are kept.
     pub async fn policy_generations(&mut self) -> Result<Vec<StoredGeneration>> {
         let sql = sql!(
-            "SELECT number, content, mac, configuration, earlier, is_rollback, proposed_by FROM policy_generations"
+            "SELECT number, content, mac, configuration, earlier, is_rollback, is_trial, proposed_by FROM policy_generations"
         );
         Ok(self.all(sql, args![]).await?.iter().map(generation).collect::<DbResult<_>>()?)
     }
@@ -333,7 +349,7 @@ impl Write {
 fn generation(row: &Row) -> DbResult<StoredGeneration> {
     let earlier = row.text("earlier")?.split_whitespace().filter_map(|number| number.parse().ok()).collect();
     Ok(row!(row => StoredGeneration {
-        number: number, content: text, mac: bytes, configuration: text, is_rollback: flag, proposed_by: optional_id;
+        number: number, content: text, mac: bytes, configuration: text, is_rollback: flag, is_trial: flag, proposed_by: optional_id;
         earlier
     }))
 }
@@ -344,6 +360,7 @@ fn stage(row: &Row) -> DbResult<HostStage> {
         name: row.text("name")?,
         is_loaded: row.flag("loaded")?,
         problem: row.optional_text("problem")?,
+        found: row.optional_text("found")?,
         decides: row.number("policy_generation")?,
     })
 }

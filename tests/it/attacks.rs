@@ -910,7 +910,7 @@ async fn many_unknown_fields_get_bounded_error_response() {
     let answer = is_refused(&api, &Method::PUT, &of("firewall"), body).await;
     names_few(&answer, count);
     assert_eq!(api.get(&tunnel).await.data(), &before);
-    assert_eq!(api.get(&of("firewall")).await.data(), &json!({"rules": []}));
+    assert_eq!(api.get(&of("firewall")).await.data(), &json!({"rules": [], "enforced": true}));
 }
 
 // What an agent says of itself.

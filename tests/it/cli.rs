@@ -75,7 +75,7 @@ async fn every_command_with_json_prints_one_object(engine: Engine) {
     culvert key list: data[account created_at expires_at id last_used_at name prefix revoked_at scopes team]
     culvert device code --account bob@example.com --team Engines: code expires_at
     culvert device list: data
-    culvert host list: data[agent_url devices ended_at id leads lease_until name nodes policy_generation started_at state version]
+    culvert host list: data[agent_url devices ended_at id leads lease_until name nodes policy_generation settings started_at state version]
     culvert node list: data[country host host_state hostname id name pro_only region region_flag serves_until status]
     culvert plan set --team Engines team: id plan_name
     culvert plan set --account bob@example.com free: id plan_name

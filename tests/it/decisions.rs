@@ -43,7 +43,10 @@ async fn policy_decision_is_recorded_without_secrets() {
     let refused = api.post("/tunnels", body).await;
     assert_eq!(refused.status, 422);
     let request_id = refused.header("x-request-id").unwrap().to_owned();
+    let (host_id, digest) = (swapped.host.node_id(), swapped.host.policy_status().await["digest"].clone());
     let records = records(swapped).await;
+    let at_host = |record: &Value| record["host_id"] == json!(host_id) && record["generation_sha256"] == digest;
+    assert!(records.iter().all(at_host));
     assert!(!serde_json::to_string(&records).unwrap().contains("correct horse"));
     assert!(records.iter().all(|record| record["request_id"] == request_id.as_str()));
     let calls: Vec<_> = records
@@ -75,7 +78,7 @@ async fn policy_decision_is_recorded_without_secrets() {
     ]
     "#);
     let last = records.last().unwrap();
-    assert_json_snapshot!(last, {".request_id" => "", ".sha256" => "", ".input.facts.caller" => ""}, @r#"
+    assert_json_snapshot!(last, {".host_id" => "", ".generation_sha256" => "", ".request_id" => "", ".sha256" => "", ".input.facts.caller" => ""}, @r#"
     {
       "answer": [
         {
@@ -87,6 +90,8 @@ async fn policy_decision_is_recorded_without_secrets() {
       "call": "validate",
       "duration_us": 0.0,
       "generation": 1,
+      "generation_sha256": "",
+      "host_id": "",
       "input": {
         "facts": {
           "attributes": [
@@ -289,6 +294,7 @@ async fn metrics_endpoint_lists_every_metric_name_and_type() {
     # TYPE culvert_http_request_duration_seconds histogram
     # TYPE culvert_rate_limited counter
     # TYPE culvert_webhook_attempts counter
+    # TYPE culvert_webhook_lag_seconds gauge
     # TYPE culvert_mail_attempts counter
     # TYPE culvert_tunnel_bytes counter
     # TYPE culvert_node_corrections counter
@@ -308,6 +314,9 @@ async fn metrics_endpoint_lists_every_metric_name_and_type() {
     # TYPE culvert_leader gauge
     # TYPE culvert_grace gauge
     # TYPE culvert_draining gauge
+    # TYPE culvert_store_went_back counter
+    # TYPE culvert_settings_differ gauge
+    # TYPE culvert_database_standby gauge
     # TYPE culvert_agents_sent_away counter
     # TYPE culvert_notification_gaps counter
     # TYPE culvert_node_requests counter
@@ -364,7 +373,7 @@ async fn alerts_ask_for_metrics_that_are_served() {
     }
     let alert = Regex::new(r"alert: (\w+)").unwrap();
     let alerts: Vec<_> = alert.captures_iter(&rules).map(|found| found[1].to_owned()).collect();
-    assert!(alerts.len() == 12 && asked.len() >= alerts.len(), "{alerts:?}");
+    assert!(alerts.len() == 16 && asked.len() >= alerts.len(), "{alerts:?}");
     for alert in alerts {
         assert!(page.contains(&format!("| `{alert}` |")), "{alert} is not on the page");
     }

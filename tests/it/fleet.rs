@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use culvert_domain::fleet::{END_AFTER, HostState, LEASE};
 use culvert_service::jobs::heartbeat;
+use culvert_store::hosts::different_settings;
 use culvert_test_macros::both_engines;
 use culvert_wire::control::{CONNECT_PATH, Done, Grant};
 use reqwest::Method;
@@ -249,13 +250,15 @@ async fn hosts_are_listed_with_what_the_database_knows_of_them() {
     fleet.pass_without(LEASE.to_std().unwrap(), &[1]).await;
     let listed = fleet.hosts[0].app.store.hosts().await.unwrap();
     let of = |id| listed.iter().find(|host| host.id == id).map(|host| (host.state, host.leads, host.nodes));
-    let known: Vec<_> = ids.into_iter().map(of).collect();
+    let known: Vec<_> = ids.iter().copied().map(of).collect();
     assert_eq!(
         known,
         [Some((HostState::Alive, true, 1)), Some((HostState::Silent, false, 1)), Some((HostState::Ended, false, 1))]
     );
     fleet.leap(Duration::from_hours(24)).await;
     assert_eq!(fleet.hosts[0].app.store.hosts().await.unwrap().len(), 2, "one that ended is shown for a day");
+    let nodes = fleet.hosts[0].app.store.nodes().await.unwrap();
+    assert!(nodes.len() == 2 && nodes.iter().all(|node| node.id != ids[2]), "so are its nodes");
 }
 
 /// A host that has ended holds nobody, however it came that its row says so.
@@ -275,6 +278,48 @@ async fn devices_of_a_host_that_has_ended_are_released() {
     run(&url, &end).await;
     fleet.pass_without(seconds(3), &[1]).await;
     assert_eq!(texts_of(&url, held).await, Vec::<String>::new());
+}
+
+/// A failover that has lost the last writes: nothing is taken for over, and nodes and agents hear everything anew.
+#[tokio::test]
+async fn database_that_went_back_is_noticed() {
+    let fleet = TestFleet::start(2).await;
+    fleet.pass(seconds(30)).await;
+    let told = async |host: &TestHost| {
+        (host.metric("culvert_store_went_back_total").await, host.metric("culvert_grace").await)
+    };
+    for host in &fleet.hosts {
+        assert_eq!(told(host).await, (Some(0.0), Some(0.0)));
+    }
+    let url = fleet.hosts[0].config().database_url();
+    run(&url, "UPDATE hosts SET lease_until = lease_until - 6000000").await;
+    fleet.pass(seconds(3)).await;
+    for host in &fleet.hosts {
+        assert_eq!(told(host).await, (Some(1.0), Some(1.0)));
+        assert!(!host.app.service.fleet().may_end_own());
+    }
+    fleet.pass(seconds(78)).await;
+    for host in &fleet.hosts {
+        assert_eq!(told(host).await, (Some(1.0), Some(0.0)));
+    }
+}
+
+#[tokio::test]
+async fn settings_that_differ_are_named() {
+    let mut fleet = TestFleet::start(2).await;
+    let differ = async |host: &TestHost| host.metric("culvert_settings_differ").await;
+    let names = async |fleet: &TestFleet| different_settings(&fleet.hosts[0].app.store.hosts().await.unwrap());
+    fleet.pass(seconds(3)).await;
+    assert_eq!((differ(&fleet.hosts[0]).await, names(&fleet).await), (Some(0.0), vec![]));
+    fleet.add_with(|config| config.rate_limit.per_minute = 60).await;
+    fleet.pass(seconds(3)).await;
+    for host in &fleet.hosts {
+        assert_eq!(differ(host).await, Some(1.0));
+    }
+    assert_eq!(names(&fleet).await, ["rate_limit.per_minute"]);
+    fleet.hosts.pop().unwrap().stop().await;
+    fleet.pass(seconds(3)).await;
+    assert_eq!((differ(&fleet.hosts[0]).await, names(&fleet).await), (Some(0.0), vec![]));
 }
 
 #[tokio::test]

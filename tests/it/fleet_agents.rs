@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use culvert_agent::ipc::{self, Answer, Request, Status};
+use culvert_wire::control::ToAgent;
 
 use crate::support::cable::Cable;
 use crate::support::device::{Remote, TestDevice};
@@ -104,6 +105,24 @@ async fn agent_passes_over_a_host_that_the_database_has_not_heard_of() {
         device.until_connected().await;
         assert_eq!(found(&device, &cables).await, 1);
     }
+}
+
+/// An agent may have gone to another host by the time that one lets it in. The host that it stays with says so at once, and
+/// does not wait for its next report: the agent connects again, and nobody takes it for offline.
+#[tokio::test]
+async fn host_hears_at_once_that_another_one_has_let_its_agent_in() {
+    let fleet = TestFleet::start(2).await;
+    fleet.pass(BEAT).await;
+    let [first, second] = &fleet.hosts[..] else { panic!("two hosts") };
+    let ada = first.person("ada").await;
+    let (device, mut stays) = first.wired(&ada, ada.account_id).await;
+    let late = second.connect(&device, |_| {}).await.unwrap();
+    assert!(matches!(stays.next().await, Some(ToAgent::Goodbye { .. })));
+    drop(late);
+    let _again = first.connect(&device, |_| {}).await.unwrap();
+    fleet.pass(BEAT).await;
+    let seen = first.api(&ada.key).get(&format!("/devices/{}", device.id)).await;
+    assert_eq!(seen.data()["online"], true);
 }
 
 #[tokio::test]

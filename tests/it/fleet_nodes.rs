@@ -100,7 +100,7 @@ async fn start_rule_and_stop_hold_when_they_are_answered() {
         let rules = json!({"rules": [{"rule_type": "blacklist", "ip_address": "127.0.1.1"}]});
         let firewall = format!("/tunnels/{tunnel}/firewall");
         assert!(Visitor::from("127.0.1.1", public).await.is_some());
-        assert_eq!(stage.api().put(&firewall, rules).await.status, 200);
+        assert_eq!(stage.api().put(&firewall, rules).await.data()["enforced"], true);
         assert!(Visitor::from("127.0.1.1", public).await.is_none());
         assert!(Visitor::from("127.0.1.2", public).await.is_some());
         assert_eq!(stage.api().put(&firewall, json!({"rules": []})).await.status, 200);
@@ -203,6 +203,11 @@ async fn stop_fails_while_the_host_of_the_node_is_not_heard_of() {
     let stopped = stage.outcome(tunnel, "stop").await;
     assert_eq!((&stopped["status"], &stopped["error"]["code"]), (&json!("failed"), &json!("node_unavailable")));
     assert!(!is_closed(public).await);
+    // Nor that it goes by new rules.
+    let (api, firewall) = (stage.api(), format!("/tunnels/{tunnel}/firewall"));
+    let replaced = api.put(&firewall, json!({"rules": []})).await;
+    let read = api.get(&firewall).await;
+    assert_eq!([&replaced.data()["enforced"], &read.data()["enforced"]], [false, false]);
 }
 
 /// Either a stop is recorded or the service goes on: an end that the asking host does not take up in time is withdrawn.

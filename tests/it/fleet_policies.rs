@@ -1,13 +1,15 @@
 //! Policies of several hosts: one generation decides at all of them.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use culvert::policies::{self, HostPlan};
 use culvert_domain::fleet::AUTHORITY;
 use culvert_service::jobs::heartbeat;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::fleet::TestFleet;
 use crate::support::host::TestHost;
@@ -51,6 +53,39 @@ async fn creates(hosts: &[TestHost], key: &str) -> Vec<(String, String)> {
 
 fn everywhere(outcome: &str, generation: &str) -> Vec<(String, String)> {
     vec![(outcome.to_owned(), generation.to_owned()); 3]
+}
+
+/// What the records of a host say of its id, and of the generations by their number.
+fn recorded(host: &TestHost) -> (BTreeSet<String>, BTreeSet<(u64, String)>) {
+    host.app.policies.close();
+    let text = std::fs::read_to_string(host.config().decisions.file.as_ref().unwrap()).unwrap();
+    let records: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let ids = records.iter().map(|record| text(&record["host_id"])).collect();
+    let generation = |record: &Value| (record["generation"].as_u64().unwrap(), text(&record["generation_sha256"]));
+    (ids, records.iter().map(generation).collect())
+}
+
+/// Hosts have different files. Records of one generation name the same policies everywhere, and the host that decided.
+#[tokio::test]
+async fn records_name_the_host_and_the_policies() {
+    let mut fleet = TestFleet::start(0).await;
+    for _ in 0..2 {
+        fleet.add_with(|config| config.decisions.file = Some(config.data_dir.join("decisions.jsonl"))).await;
+    }
+    fleet.pass(Duration::from_secs(3)).await;
+    let key = fleet.hosts[0].person("ada").await.key;
+    creates(&fleet.hosts, &key).await;
+    for (host, code) in fleet.hosts.iter().zip(["denied__one", "denied__two"]) {
+        host.configure(&denies(host, code));
+    }
+    assert_eq!(fleet.hosts[1].reload().await, Ok(2));
+    creates(&fleet.hosts, &key).await;
+    let [(first_id, first), (second_id, second)] = [recorded(&fleet.hosts[0]), recorded(&fleet.hosts[1])];
+    let id = |host: &TestHost| BTreeSet::from([host.node_id().to_string()]);
+    assert_eq!((first_id, second_id), (id(&fleet.hosts[0]), id(&fleet.hosts[1])));
+    assert_eq!(first.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(first, second);
 }
 
 /// Each host has another file. Once a reload has returned at one of them, all decide by its file.
@@ -104,14 +139,20 @@ async fn policies_that_one_host_cannot_load_decide_nowhere() {
     let hosts = &fleet.hosts;
     let key = hosts[0].person("ada").await.key;
     hosts[0].configure(&denies(&hosts[0], "denied__one"));
+    let app = &hosts[0].app;
+    let plan = policies::plan(&app.service, &app.policies, app.config.file.as_deref()).await.unwrap();
+    let refused = |host: &HostPlan| host.problem.as_deref().map(|problem| problem.contains("signature: is missing"));
+    let mut refused: Vec<_> = plan.others.iter().map(refused).collect();
+    refused.sort_unstable();
+    assert_eq!(refused, [None, Some(true)]);
     let problem = hosts[0].reload().await.unwrap_err();
     assert!(problem.starts_with("host ") && problem.contains(": policy[2].signature: is missing"), "{problem}");
     assert_eq!(hosts[0].policy_status().await["last_failure"]["problem"], problem.as_str());
     assert_eq!(creates(hosts, &key).await, everywhere("201", "1"));
     // Nothing of it is left in the way.
     hosts[0].configure(&shipped());
-    assert_eq!(hosts[0].reload().await, Ok(3));
-    assert_eq!(creates(hosts, &key).await, everywhere("201", "3"));
+    assert_eq!(hosts[0].reload().await, Ok(4));
+    assert_eq!(creates(hosts, &key).await, everywhere("201", "4"));
 }
 
 /// A host that was away while others have loaded policies decides nothing by its old ones, from its first request on.

@@ -33,6 +33,7 @@ async fn killed_host_costs_its_agent_a_reconnect() {
     let mut hosts: Vec<Program> = vec![places[0].serve().await];
     for name in ["b", "c"] {
         let place = named(Place::beside(&places[0]).await, name);
+        let place = if name == "c" { place.set("CULVERT_RATE_LIMIT__PER_DAY", "5000") } else { place };
         hosts.push(place.serve().await);
         places.push(place);
     }
@@ -64,6 +65,14 @@ async fn killed_host_costs_its_agent_a_reconnect() {
     let mut visitor = Visitor(TcpStream::connect(&public).await.unwrap());
     assert_eq!(visitor.echo(b"hello").await.unwrap(), b"hello");
 
+    // A host that stands applies nothing, and nobody says that it does.
+    let firewall = format!("{path}/firewall");
+    hosts[2].signal("-STOP").await;
+    assert_eq!(apis[0].put(&firewall, json!({"rules": []})).await.data()["enforced"], false);
+    hosts[2].signal("-CONT").await;
+    let rules = async || apis[0].put(&firewall, json!({"rules": []})).await.data()["enforced"] == true;
+    within(20, async { while !rules().await {} }).await;
+
     hosts.remove(1).kill().await;
     within(20, agent.until("connected server=")).await;
     assert_eq!(visitor.echo(b"still there").await.unwrap(), b"still there");
@@ -74,8 +83,9 @@ async fn killed_host_costs_its_agent_a_reconnect() {
 
     let again = b.serve().await;
     until_status(&apis[1..2], &path, "stopped").await;
-    let listed = a.json("culvert host list").await["data"].clone();
-    let states: Vec<_> = listed.as_array().unwrap().iter().map(|host| host["state"].clone()).collect();
+    let listed = a.json("culvert host list").await;
+    assert_eq!(listed["different_settings"], json!(["rate_limit.per_day"]));
+    let states: Vec<_> = listed["data"].as_array().unwrap().iter().map(|host| host["state"].clone()).collect();
     assert_eq!(states, [json!("alive"), json!("alive"), json!("alive")]);
     for host in hosts.into_iter().chain([again]) {
         assert_eq!(host.interrupt().await, Some(0));

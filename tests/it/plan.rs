@@ -19,7 +19,11 @@ struct Stage {
 
 impl Stage {
     async fn set() -> Self {
-        let place = Place::new(Engine::Sqlite).await;
+        Self::on(Engine::Sqlite).await
+    }
+
+    async fn on(engine: Engine) -> Self {
+        let place = Place::new(engine).await;
         configure(&place, "");
         let host = Some(place.serve().await);
         place.json("culvert account create --email ada@example.com --name Ada").await;
@@ -29,8 +33,12 @@ impl Stage {
 
     /// Creates a tunnel, and waits until its decisions are on record.
     async fn create(&self, name: &str) -> u16 {
+        self.create_at(&self.place, name).await
+    }
+
+    async fn create_at(&self, place: &Place, name: &str) -> u16 {
         let answer = reqwest::Client::new()
-            .post(format!("{}/v2/tunnels", self.place.url()))
+            .post(format!("{}/v2/tunnels", place.url()))
             .bearer_auth(self.key["key"].as_str().unwrap())
             .header("Idempotency-Key", name)
             .json(&json!({"local_port": 80, "name": name}))
@@ -38,7 +46,7 @@ impl Stage {
             .await
             .unwrap();
         let request = answer.headers()["x-request-id"].to_str().unwrap().to_owned();
-        self.place.until_written("decisions.jsonl", &request).await;
+        place.until_written("decisions.jsonl", &request).await;
         answer.status().as_u16()
     }
 }
@@ -164,4 +172,33 @@ async fn plan_tells_what_cannot_be_loaded_or_compared() {
     no host answers on admin_listen, so what is loaded now is not known
     no decisions are recorded (`decisions.file`), so nothing was compared
     "#);
+}
+
+/// Each host has records of its own, and settings of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plan_asks_every_host_on_the_database() {
+    let mut stage = Stage::on(Engine::Postgres).await;
+    let other = Place::beside(&stage.place).await.set("CULVERT_NODE__DOMAIN", "b.tunnel.localhost");
+    configure(&other, "");
+    let beside = other.serve().await;
+    assert_eq!((stage.create("web").await, stage.create_at(&other, "db").await), (201, 201));
+    assert_eq!(stage.create_at(&other, "db2").await, 201);
+
+    configure(&stage.place, &rule("validation", "request.action == 'tunnels.create' && input.name in ['web', 'db']"));
+    let plan = stage.place.run("culvert policy plan --json").await;
+    let plan: Value = serde_json::from_slice(&plan.stdout).unwrap();
+    let of = |host: &Value| {
+        let hour = &host["last_hour"];
+        (hour["decisions"].as_u64().unwrap(), hour["changed"].as_u64().unwrap(), hour["groups"][0]["was"].clone())
+    };
+    let mut found: Vec<_> = plan["hosts"].as_array().unwrap().iter().map(of).collect();
+    found.sort_by_key(|(decisions, ..)| *decisions);
+    assert_eq!(found, [(3, 1, json!("valid")), (6, 1, json!("valid"))]);
+    let (code, said) = run(&stage, "culvert policy plan").await;
+    assert_eq!((code, said.matches("at host ").count()), (Some(1), 2), "{said}");
+    assert!(said.ends_with("2 decisions would change or cannot be compared; nothing was taken over"), "{said}");
+    assert_eq!(stage.place.json("culvert policy status").await["generation"], 1, "nothing is taken over");
+
+    assert_eq!(beside.interrupt().await, Some(0));
+    assert_eq!(stage.host.take().unwrap().interrupt().await, Some(0));
 }

@@ -45,7 +45,7 @@ pub fn pinned(wasm: Vec<u8>, records: &RecordsConfig) -> Result<(Pinned, Arc<Dec
     let module = module.configure(&engines, &Artefacts::none(), &Map::new(), LIMITS)?;
     let loaded =
         vec![Loaded { entry: PolicyConfig::builtin(Kind::TeamRole), module: Arc::new(module), is_signed: false }];
-    let observer = Arc::new(DecisionObserver::open(clock.clone(), &mut Registry::default(), records).unwrap());
+    let observer = Arc::new(DecisionObserver::open(clock.clone(), &mut Registry::default(), records, None).unwrap());
     let set = PolicySet::new(&engines, &observer.metrics, loaded, clock.now())?;
     Ok((Pinned::new(Arc::new(set), observer.clone(), None), observer))
 }

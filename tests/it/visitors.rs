@@ -126,6 +126,7 @@ async fn firewall_rules_are_stored_in_canonical_form(engine: Engine) {
     200
     {
       "data": {
+        "enforced": true,
         "rules": []
       },
       "meta": {
@@ -149,6 +150,7 @@ async fn firewall_rules_are_stored_in_canonical_form(engine: Engine) {
     200
     {
       "data": {
+        "enforced": true,
         "rules": [
           {
             "created_at": "[time]",
@@ -215,7 +217,7 @@ async fn firewall_rules_are_stored_in_canonical_form(engine: Engine) {
     // Replaced, and not added to.
     assert_eq!(stage.get("firewall").await.data()["rules"].as_array().unwrap().len(), 5);
     stage.firewall(json!([])).await;
-    assert_eq!(stage.get("firewall").await.data(), &json!({"rules": []}));
+    assert_eq!(stage.get("firewall").await.data(), &json!({"rules": [], "enforced": true}));
 }
 
 /// Whatever is refused leaves the rules as they were.

@@ -134,16 +134,21 @@ fn configured(config: &Config) -> Result<Vec<Candidate>, CliError> {
 
 /// Loads the chain of the configuration.
 pub(super) fn load_chain(config: &Config, trust: Trust) -> Result<(Engines, Vec<Loaded>), CliError> {
-    let loader = Loader {
+    let loader = loader(config, trust)?;
+    let loaded = loader.load(&config.policy).map_err(refused)?;
+    Ok((loader.engines, loaded))
+}
+
+/// Loads modules as a host of the configuration does.
+pub(super) fn loader(config: &Config, trust: Trust) -> Result<Loader, CliError> {
+    Ok(Loader {
         engines: Engines::new(1).map_err(refused)?,
         artefacts: Artefacts::none(),
         modules: ModuleStore::reading(&policies::module_folder(config)),
         folder: ".".into(),
         trust,
         origins: policies::origins(config)?,
-    };
-    let loaded = loader.load(&config.policy).map_err(refused)?;
-    Ok((loader.engines, loaded))
+    })
 }
 
 fn candidate(engines: &Engines, module: &Configured, against: Option<String>) -> Result<Candidate, CliError> {

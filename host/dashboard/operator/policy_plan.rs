@@ -23,6 +23,8 @@ pub struct WouldChange {
     pub is_reordered: bool,
     /// None where no decisions are recorded.
     pub decisions: Option<ChangedDecisions>,
+    /// The same of each other host, or why it cannot load or compare the policies.
+    pub others: Vec<(String, std::result::Result<Option<ChangedDecisions>, String>)>,
 }
 
 /// What would become of the decisions of the last hour on record.
@@ -42,6 +44,9 @@ pub(crate) async fn show(visit: &Visit, _: Posted) -> Result<Answer> {
         p { "Nothing was taken over. " (plan.modules) " modules can be loaded, and pass their cases. " a href=(PATH) { "The policies" } }
         section { h2 { "Modules" } (modules(&plan)) }
         section { h2 { "Decisions" } (decisions(plan.decisions.as_ref())) }
+        @for (host, found) in &plan.others {
+            section { h2 { "Decisions at host " (host) } (at_host(found)) }
+        }
     };
     Ok(Answer::page(StatusCode::OK, page::signed_in(visit, "What a reload would change", &content)))
 }
@@ -54,6 +59,13 @@ fn modules(plan: &WouldChange) -> Markup {
             @for module in &plan.goes { li { "goes: " code { (module) } } }
             @for module in &plan.comes { li { "comes: " code { (module) } } }
         }
+    }
+}
+
+fn at_host(found: &std::result::Result<Option<ChangedDecisions>, String>) -> Markup {
+    match found {
+        Ok(found) => decisions(found.as_ref()),
+        Err(problem) => html! { p.error { (problem) } },
     }
 }
 

@@ -21,6 +21,20 @@ impl Policies {
         hex::encode(Sha256::digest(json!([self.entries, self.default_plan]).to_string()))
     }
 
+    /// A generation of these modules, which were loaded for them.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be written as JSON.
+    pub fn of(&self, modules: &[ModuleBytes]) -> Result<Generation, serde_json::Error> {
+        let mut held = self.clone();
+        for (entry, module) in held.entries.iter_mut().zip(modules) {
+            entry.sha256 = Some(module.sha256.clone());
+        }
+        let content = serde_json::to_string(&held)?;
+        Ok(Generation { content, configuration: self.digest(), ..Generation::default() })
+    }
+
     /// Whether each module that a host brings along is the one of this host, where entries are held to digests.
     pub fn are_built_in_here(&self) -> bool {
         let built_in =
@@ -63,6 +77,8 @@ pub struct Generation {
     pub earlier: Vec<u64>,
     /// Whether it has come by a rollback.
     pub is_rollback: bool,
+    /// Whether it is only compared with what was decided.
+    pub is_trial: bool,
 }
 
 impl Generation {

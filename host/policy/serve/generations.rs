@@ -54,6 +54,13 @@ pub enum ReloadError {
     Content(u64, #[source] serde_json::Error),
 }
 
+/// What was loaded and is not to be used.
+pub struct Tried {
+    pub policies: Policies,
+    pub loaded: Vec<Loaded>,
+    pub modules: Vec<ModuleBytes>,
+}
+
 /// A set that was loaded and has no number yet.
 pub struct Candidate {
     set: PolicySet,
@@ -70,12 +77,7 @@ impl Candidate {
     /// Where a module cannot be loaded: one line that names the entry and what to do.
     pub fn load(loader: &Loader, observer: &Arc<DecisionObserver>, policies: &Policies) -> Result<Self, ChainError> {
         let (loaded, modules) = loader.load_from(Source::Configured, &policies.entries)?;
-        let mut held = policies.clone();
-        for (entry, module) in held.entries.iter_mut().zip(&modules) {
-            entry.sha256 = Some(module.sha256.clone());
-        }
-        let content = serde_json::to_string(&held).map_err(|error| ChainError::Engine(error.to_string()))?;
-        let generation = Generation { content, configuration: policies.digest(), ..Generation::default() };
+        let generation = policies.of(&modules).map_err(|error| ChainError::Engine(error.to_string()))?;
         Ok(Self { set: assemble(loader, observer, loaded, &policies.default_plan)?, generation, modules })
     }
 
@@ -147,7 +149,8 @@ impl Generations {
         .await
     }
 
-    /// Loads policies without putting them into use, and looks at them. Nothing is kept of them.
+    /// Loads policies without putting them into use, from these modules if they are given, and looks at them. Nothing is kept of
+    /// them.
     ///
     /// # Errors
     ///
@@ -155,7 +158,8 @@ impl Generations {
     pub async fn try_out<T, E>(
         &self,
         read: impl FnOnce() -> Result<Policies, E> + Send + 'static,
-        look: impl FnOnce(&Engines, &Policies, &[Loaded]) -> T + Send + 'static,
+        given: Option<Vec<ModuleBytes>>,
+        look: impl FnOnce(&Engines, Tried) -> T + Send + 'static,
     ) -> Result<T, ReloadError>
     where
         T: Send + 'static,
@@ -163,12 +167,16 @@ impl Generations {
     {
         let tried = self.in_background(move |loader| {
             let policies = read().map_err(|error| ReloadError::Configuration(error.into()))?;
-            let loaded = loader.load(&policies.entries)?;
-            Ok(look(&loader.engines, &policies, &loaded))
+            let source = given.as_deref().map_or(Source::Configured, Source::Given);
+            let (loaded, modules) = loader.load_from(source, &policies.entries)?;
+            Ok(Tried { policies, loaded, modules })
         });
-        let tried = tried.await;
+        let tried = tried.await?;
+        // Others load meanwhile.
+        let loader = self.loader.clone();
+        let looked = tokio::task::spawn_blocking(move || look(&loader.engines, tried)).await;
         self.sweep(&self.history());
-        tried
+        looked.map_err(ReloadError::Panicked)
     }
 
     /// Loads something on a thread where it holds up nothing, and nothing else meanwhile.

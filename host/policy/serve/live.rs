@@ -28,6 +28,8 @@ use culvert_domain::policy_fact::PolicyFacts;
 
 pub struct PolicySet {
     pub generation: Arc<Generation>,
+    /// Of the generation.
+    pub digest: Arc<str>,
     pub loaded_at: DateTime<Utc>,
     /// The plan that it must know.
     pub default_plan: String,
@@ -116,6 +118,7 @@ impl PolicySet {
         let wanted = modules.iter().fold(PolicyFacts::NONE, |all, loaded| all.union(loaded.module.facts));
         Ok(Self {
             generation: Arc::default(),
+            digest: Arc::from(""),
             loaded_at,
             default_plan: String::new(),
             shards,
@@ -129,7 +132,7 @@ impl PolicySet {
     /// The same set, as a generation.
     #[must_use]
     pub fn of(self, generation: Generation) -> Self {
-        Self { generation: Arc::new(generation), ..self }
+        Self { digest: generation.digest().into(), generation: Arc::new(generation), ..self }
     }
 
     /// The modules of a kind, on the calling thread's shard.

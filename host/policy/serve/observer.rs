@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::engine::request::{PolicyRequest, PolicyResponse};
 use crate::engine::sandbox::Failed;
-use crate::serve::live::ModuleInstance;
+use crate::serve::live::{ModuleInstance, PolicySet};
 use crate::serve::metrics::PolicyMetrics;
 use crate::serve::records::{Record, Records, RecordsConfig};
 use crate::serve::shadows::Shadows;
@@ -23,23 +23,27 @@ pub struct DecisionObserver {
 }
 
 impl DecisionObserver {
-    /// Registers the metrics, and opens the file of decision records if one is configured.
+    /// Registers the metrics, and opens the file of decision records of this host if one is configured.
     ///
     /// # Errors
     ///
     /// If the file of decision records cannot be opened, or a thread cannot be started.
-    pub fn open(clock: Clock, registry: &mut Registry, records: &RecordsConfig) -> io::Result<Self> {
+    pub fn open(
+        clock: Clock,
+        registry: &mut Registry,
+        records: &RecordsConfig,
+        host_id: Option<Uuid>,
+    ) -> io::Result<Self> {
         let metrics = PolicyMetrics::new(registry);
-        let records =
-            Records::open(records, clock.clone(), metrics.records_written.clone(), metrics.records_dropped.clone())?;
-        let records = records.map(Arc::new);
+        let (written, dropped) = (metrics.records_written.clone(), metrics.records_dropped.clone());
+        let records = Records::open(records, host_id, clock.clone(), written, dropped)?.map(Arc::new);
         let shadows = Shadows::start(metrics.shadows_dropped.clone(), clock.clone(), records.clone())?;
         Ok(Self { clock, metrics, shadows, records })
     }
 
     pub fn note(
         &self,
-        generation: u64,
+        set: &PolicySet,
         request_id: Option<Uuid>,
         decider: &ModuleInstance,
         request: &PolicyRequest,
@@ -51,7 +55,7 @@ impl DecisionObserver {
         if !records.is_sampled(request, request_id) {
             return;
         }
-        records.write(Record::new(self.clock.now(), request_id, generation, decider, request, response, took));
+        records.write(Record::new(self.clock.now(), request_id, set, decider, request, response, took));
     }
 
     /// Stops the shadow modules and writes the decision records that are still queued.

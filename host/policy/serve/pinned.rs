@@ -258,7 +258,7 @@ impl Pinned {
         };
         let took = self.observer.clock.moment().since(started);
         if self.is_recorded {
-            self.observer.note(self.generation(), self.request_id, decider, request, &response, took);
+            self.observer.note(&self.set, self.request_id, decider, request, &response, took);
         }
         response
     }

@@ -22,7 +22,7 @@ use crate::engine::request::{PolicyRequest, PolicyResponse, Secret};
 use crate::engine::sandbox::Failed;
 use crate::load::chain::Mode;
 use crate::load::component::Configured;
-use crate::serve::live::ModuleInstance;
+use crate::serve::live::{ModuleInstance, PolicySet};
 use crate::serve::record_writer::{RecordWriter, RecordsHealth};
 
 /// Most records in the queue.
@@ -52,6 +52,8 @@ pub struct Record {
     /// None if the evaluation belongs to no request.
     pub request_id: Option<Uuid>,
     pub generation: u64,
+    /// Digest of the generation: the same at every host.
+    pub generation_sha256: Arc<str>,
     pub mode: Mode,
     pub module: Arc<Configured>,
     pub request: PolicyRequest,
@@ -65,8 +67,11 @@ pub struct Record {
 #[derive(Serialize)]
 struct Line<'a> {
     time: DateTime<Utc>,
+    /// None where a command asks.
+    host_id: Option<Uuid>,
     request_id: Option<Uuid>,
     generation: u64,
+    generation_sha256: &'a str,
     kind: Kind,
     mode: Mode,
     module: &'a str,
@@ -92,7 +97,7 @@ impl Record {
     pub fn new(
         time: DateTime<Utc>,
         request_id: Option<Uuid>,
-        generation: u64,
+        set: &PolicySet,
         decider: &ModuleInstance,
         request: &PolicyRequest,
         answer: &Result<PolicyResponse, Failed>,
@@ -104,10 +109,11 @@ impl Record {
             Err(failed) => Err(failed.to_string()),
         };
         let (mode, module) = (decider.mode, decider.module.clone());
-        Self { time, request_id, generation, mode, module, request, secrets, response, took }
+        let (generation, generation_sha256) = (set.generation.number, set.digest.clone());
+        Self { time, request_id, generation, generation_sha256, mode, module, request, secrets, response, took }
     }
 
-    fn line(&self) -> Line<'_> {
+    fn line(&self, host_id: Option<Uuid>) -> Line<'_> {
         let masked = |mut said: Value| {
             self.secrets.iter().for_each(|secret| secret.redact(&mut said));
             said
@@ -116,8 +122,10 @@ impl Record {
         let response = self.response.as_ref();
         Line {
             time: self.time,
+            host_id,
             request_id: self.request_id,
             generation: self.generation,
+            generation_sha256: &self.generation_sha256,
             kind: self.request.kind(),
             mode: self.mode,
             module: &about.name,
@@ -181,14 +189,20 @@ impl Records {
     /// # Errors
     ///
     /// If the file cannot be opened, or the thread that writes it cannot be started.
-    pub fn open(config: &RecordsConfig, clock: Clock, written: Counter, dropped: Counter) -> io::Result<Option<Self>> {
+    pub fn open(
+        config: &RecordsConfig,
+        host_id: Option<Uuid>,
+        clock: Clock,
+        written: Counter,
+        dropped: Counter,
+    ) -> io::Result<Option<Self>> {
         let Some(path) = &config.file else { return Ok(None) };
         let health = RecordsHealth { file: path.clone(), lost: 0, problem: None };
         let health = Arc::new(Mutex::new(health));
         let writer = RecordWriter::open(path, clock, written, dropped.clone(), health.clone())?;
         let queue = Arc::new(Queue::default());
         let looked_at = queue.clone();
-        let work = move || run(writer, &looked_at);
+        let work = move || run(writer, host_id, &looked_at);
         let writer = std::thread::Builder::new().name("policy-records".into()).spawn(work)?;
         let share = (config.sample * 2f64.powi(64)) as u128;
         Ok(Some(Self { share, queue, dropped, health, writer: Mutex::new(Some(writer)) }))
@@ -237,13 +251,13 @@ impl Drop for Records {
 }
 
 /// Writes the queued records until the end.
-fn run(mut writer: RecordWriter, queue: &Queue) {
+fn run(mut writer: RecordWriter, host_id: Option<Uuid>, queue: &Queue) {
     loop {
         let Waiting { records, closed } = queue.take();
         let mut lines = Vec::new();
         for record in &records {
             // Serializing plain values into memory does not fail.
-            let _ = serde_json::to_writer(&mut lines, &record.line());
+            let _ = serde_json::to_writer(&mut lines, &record.line(host_id));
             lines.push(b'\n');
         }
         if !lines.is_empty() {

@@ -140,15 +140,7 @@ impl ShadowRequest {
         };
         // What the shadow would have answered is kept wherever it disagrees, whatever is sampled.
         if let (Some(records), Compared::Disagreed | Compared::Failed) = (records, compared) {
-            records.write(Record::new(
-                clock.now(),
-                self.request_id,
-                self.set.generation.number,
-                shadow,
-                &self.request,
-                &answer,
-                took,
-            ));
+            records.write(Record::new(clock.now(), self.request_id, &self.set, shadow, &self.request, &answer, took));
         }
         shadow.metrics.compare(compared);
     }

@@ -61,8 +61,24 @@ pub struct LastHour {
     pub is_cut: bool,
 }
 
+/// Most groups of changes that a host tells another one.
+const MOST_TOLD: usize = 1000;
+
+/// What would become of the decisions of a host's last hour, as it tells others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HourSummary {
+    pub decisions: usize,
+    /// How many would change.
+    pub changed: usize,
+    /// How many would change, or may change.
+    pub doubtful: usize,
+    pub groups: Vec<Changed>,
+    /// What was not compared, and why.
+    pub notes: Vec<String>,
+}
+
 /// Decisions that would change alike, and how many they are.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Changed {
     pub scope_id: String,
     pub account_id: String,
@@ -178,7 +194,7 @@ fn without(from: &[PlannedModule], others: &[PlannedModule]) -> Vec<PlannedModul
 
 impl LastHour {
     /// What was not compared, and why.
-    pub fn notes(&self) -> Vec<String> {
+    fn notes(&self) -> Vec<String> {
         let Self { report, unreadable, is_cut } = self;
         let mut notes = Vec::new();
         notes.extend(is_cut.then(|| "only the newest 64 MiB of records were read".to_owned()));
@@ -187,8 +203,19 @@ impl LastHour {
         notes
     }
 
+    pub fn summary(&self) -> HourSummary {
+        let (mut groups, mut notes) = (self.changed(), self.notes());
+        if groups.len() > MOST_TOLD {
+            notes.push(format!("only {MOST_TOLD} of {} kinds of changes are shown", groups.len()));
+            groups.truncate(MOST_TOLD);
+        }
+        let report = &self.report;
+        let (decisions, changed, doubtful) = (report.decisions, report.changed.len(), report.doubtful());
+        HourSummary { decisions, changed, doubtful, groups, notes }
+    }
+
     /// The decisions that would change, those together that would change alike.
-    pub fn changed(&self) -> Vec<Changed> {
+    fn changed(&self) -> Vec<Changed> {
         let mut grouped: BTreeMap<[String; 5], usize> = BTreeMap::new();
         for change in &self.report.changed {
             *grouped.entry(row(change)).or_default() += 1;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use culvert_domain::error::{Chain, Error, Result};
 use culvert_domain::fleet::{Beat, HEARTBEAT_EVERY, HEARTBEAT_WAIT, RETRY_EVERY};
+use culvert_store::hosts;
 use culvert_wire::clock::Moment;
 
 use super::Jobs;
@@ -34,14 +35,21 @@ pub async fn run(jobs: Arc<Jobs>) {
 pub async fn beat(jobs: &Jobs) -> Result<()> {
     let (fleet, clock, store) = (&jobs.service.fleet, &jobs.clock, &jobs.service.store);
     let (sent, since_boot) = (clock.moment(), clock.since_boot());
-    let heartbeat = clock.timeout(HEARTBEAT_WAIT, store.heartbeat(fleet.host_id())).await;
+    let heartbeat = clock.timeout(HEARTBEAT_WAIT, store.heartbeat(fleet.host_id(), fleet.lease_until())).await;
     let heartbeat = heartbeat.map_err(Error::unavailable)??;
     let (shown, at) = jobs.database_clock.note(heartbeat.now, sent, clock.moment());
     clock.follow(shown, at);
     match heartbeat.beat {
         Beat::Renewed => {
+            let differed = fleet.settings_differ();
             fleet.renewed(&heartbeat, since_boot);
+            if !differed && fleet.settings_differ() && fleet.leads() {
+                warn_of_settings(jobs).await?;
+            }
             jobs.service.nodes.extend_authority(fleet.node_authority());
+            if heartbeat.went_back {
+                catch_up(jobs).await;
+            }
         }
         Beat::Ended => {
             fleet.ended();
@@ -49,6 +57,21 @@ pub async fn beat(jobs: &Jobs) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Names the settings that the hosts have different values of.
+async fn warn_of_settings(jobs: &Jobs) -> Result<()> {
+    let settings = hosts::different_settings(&jobs.service.store.hosts().await?).join(", ");
+    tracing::warn!(settings, "the hosts have different settings; `culvert host list` shows which");
+    Ok(())
+}
+
+/// The database has lost what was written last. What this host has told its nodes and agents may not be so any longer.
+async fn catch_up(jobs: &Jobs) {
+    tracing::error!("the database is older than what this host has written to it: a failover has lost the last writes");
+    jobs.metrics.fleet.went_back();
+    jobs.service.nodes.send_anew().await;
+    jobs.agents.wake_all();
 }
 
 /// This host was taken for dead. Its agents connect again, to whichever host.

@@ -126,7 +126,9 @@ pub async fn tick(jobs: &Jobs, ticks: u64) {
         Err(error) => return report("what is due could not be looked for", Err(error)),
     };
     // Other processes may have written what is due now.
-    if due.deliveries {
+    let waits_since = due.oldest_delivery.unwrap_or(due.at);
+    jobs.metrics.set_delivery_lag((due.at - waits_since).num_seconds());
+    if due.oldest_delivery.is_some() {
         jobs.deliveries.wake();
     }
     if due.certificates {

@@ -9,6 +9,7 @@ use culvert_domain::audit_log::Origin;
 use culvert_domain::error::Result;
 use culvert_domain::string_enum::StringEnum;
 use culvert_store::due::Due;
+use culvert_store::hints::TakenHint;
 use culvert_wire::clock::Clock;
 use uuid::Uuid;
 
@@ -102,11 +103,17 @@ impl Wakeups {
     pub(super) async fn take_hints(&self, jobs: &Jobs) -> Result<()> {
         let taken = jobs.service.store.take_hints(jobs.service.fleet.host_id()).await;
         let were_lost = self.seen(|seen| std::mem::replace(&mut seen.lost_hints, taken.is_err()));
-        let device_ids = taken?;
+        let hints = taken?;
         if were_lost {
             jobs.agents.wake_all();
         }
-        device_ids.into_iter().for_each(|device_id| jobs.agents.wake(device_id));
+        for TakenHint { device_id, is_elsewhere } in hints {
+            if is_elsewhere {
+                jobs.agents.replace(device_id);
+            } else {
+                jobs.agents.wake(device_id);
+            }
+        }
         Ok(())
     }
 

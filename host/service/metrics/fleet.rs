@@ -41,12 +41,15 @@ struct Asked {
 pub struct FleetMetrics {
     heartbeats: Family<Ended, Counter>,
     gaps: Counter,
+    went_back: Counter,
     sent_away: Counter,
     asked: Family<Asked, Counter>,
     lease: Gauge,
     leads: Gauge,
     grace: Gauge,
     drains: Gauge,
+    settings_differ: Gauge,
+    waits_for_standby: Gauge,
 }
 
 /// Where a host stands at the moment.
@@ -57,6 +60,8 @@ pub struct FleetLevels {
     pub leads: bool,
     pub in_grace: bool,
     pub drains: bool,
+    pub settings_differ: bool,
+    pub waits_for_standby: bool,
 }
 
 impl FleetMetrics {
@@ -68,6 +73,11 @@ impl FleetMetrics {
     /// Notifications may have been missed.
     pub(crate) fn missed(&self) {
         self.gaps.inc();
+    }
+
+    /// The database has lost what was written last.
+    pub(crate) fn went_back(&self) {
+        self.went_back.inc();
     }
 
     pub(crate) fn sent_away(&self, agents: usize) {
@@ -87,6 +97,8 @@ impl FleetMetrics {
         self.leads.set(levels.leads.into());
         self.grace.set(levels.in_grace.into());
         self.drains.set(levels.drains.into());
+        self.settings_differ.set(levels.settings_differ.into());
+        self.waits_for_standby.set(levels.waits_for_standby.into());
     }
 
     /// Sets counters to zero at the start.
@@ -111,6 +123,12 @@ impl FleetMetrics {
             self.grace.clone(),
         );
         registry.register("draining", "Whether this host is about to be stopped", self.drains.clone());
+        let went_back = self.went_back.clone();
+        registry.register("store_went_back", "Times that the database had lost its last writes", went_back);
+        let differ = self.settings_differ.clone();
+        registry.register("settings_differ", "Whether the hosts have different settings", differ);
+        let standby = self.waits_for_standby.clone();
+        registry.register("database_standby", "Whether commits wait for a standby of the database", standby);
         registry.register("agents_sent_away", "Agents that were sent to other hosts", self.sent_away.clone());
         let gaps = self.gaps.clone();
         registry.register("notification_gaps", "Times that notifications of other hosts may have been missed", gaps);

@@ -246,7 +246,8 @@ fn loaded_set_with_memory(chain: &[PolicyConfig], shards: usize) -> (ModuleSet, 
         origins: Origins::default(),
     };
     let (loaded, clock) = (loader.load(chain).unwrap(), Clock::system());
-    let observer = DecisionObserver::open(clock.clone(), &mut Registry::default(), &RecordsConfig::default()).unwrap();
+    let observer =
+        DecisionObserver::open(clock.clone(), &mut Registry::default(), &RecordsConfig::default(), None).unwrap();
     let kib = loaded[0].module.memory_bytes / 1024;
     let set = ModuleSet::new(&loader.engines, &observer.metrics, loaded, clock.now()).unwrap();
     (set, observer, kib)

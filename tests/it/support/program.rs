@@ -261,9 +261,14 @@ impl Program {
         self.child.wait().await.unwrap().code()
     }
 
-    async fn end_by(self, signal: &str) -> Option<i32> {
+    /// Sends it a signal: `-STOP`.
+    pub async fn signal(&self, signal: &str) {
         let sent = Command::new("kill").args([signal, &self.id().to_string()]).status().await.unwrap();
         assert!(sent.success());
+    }
+
+    async fn end_by(self, signal: &str) -> Option<i32> {
+        self.signal(signal).await;
         self.ended().await
     }
 }
