@@ -28,7 +28,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::admin::{self, Admin};
 use crate::claim;
-use crate::config::{AcmeDns, Config, ConfigError};
+use crate::config::{AcmeDns, Config, ConfigError, NodeReplace};
 use crate::database;
 use crate::embedded::{self, Embedded};
 use crate::policies;
@@ -41,7 +41,7 @@ use culvert_http::{self as http, Api};
 use culvert_policy::serve::generations::Generations;
 use culvert_service::authentication::Authentication;
 use culvert_service::database_clock::DatabaseClock;
-use culvert_service::fleet::Fleet;
+use culvert_service::fleet::{Fleet, LostNodes};
 use culvert_service::jobs::certificates::{self, CertificateWorker, DnsProof};
 use culvert_service::jobs::deliveries::{self, DeliveryWorker};
 use culvert_service::jobs::mail::{self, MailWorker};
@@ -328,7 +328,8 @@ fn compose(config: Config, clock: Clock, parts: Parts) -> App {
 /// The host has the id of its first node.
 fn fleet(config: &Config, embedded: &Embedded, clock: Clock, claimed: Option<Moment>) -> Fleet {
     let host_id = embedded.ids().next().unwrap_or_else(|| clock.id());
-    Fleet::new(host_id, config.agent_url(), config.node_authority(), clock, claimed)
+    let nodes = LostNodes { after: config.node_authority(), are_replaced: config.node_replace == NodeReplace::Any };
+    Fleet::new(host_id, config.agent_url(), nodes, clock, claimed)
 }
 
 /// Opens the guard that looks up DNS names, and the delivery worker for webhooks.

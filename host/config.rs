@@ -31,7 +31,7 @@ pub use database::{DatabaseConfig, Migrate};
 pub use drain::DrainConfig;
 pub use mail::MailConfig;
 use node::check_domain;
-pub use node::{HttpConfig, Listen, NodeConfig};
+pub use node::{HttpConfig, Listen, NodeConfig, NodeReplace};
 pub use oidc::OidcConfig;
 
 /// The file that is read where no other is named, if it is there.
@@ -78,6 +78,8 @@ pub struct Config {
     /// Seconds for which the nodes of a host that does not reach its PostgreSQL database go on, 60 to 3600. Their tunnels can
     /// be moved after that. The same on all hosts.
     pub node_authority_seconds: u64,
+    /// What becomes of the tunnels of a node whose host is lost, when `node_authority_seconds` are over: with `any` they go to other nodes, where they have other public addresses; with `off` they wait for it. Of a host that was stopped they wait in either case. The same on all hosts.
+    pub node_replace: NodeReplace,
     pub drain: DrainConfig,
     /// `[[extra_node]]` entries with the fields of `node`: more nodes in the same process, on addresses or
     /// ports of their own.
@@ -199,6 +201,7 @@ impl Default for Config {
             trusted_proxies: Vec::new(),
             node: NodeConfig::default(),
             node_authority_seconds: AUTHORITY.as_secs(),
+            node_replace: NodeReplace::Off,
             drain: DrainConfig::default(),
             extra_node: Vec::new(),
             geoip: GeoipConfig { database: None },

@@ -16,6 +16,7 @@ impl Config {
     pub(crate) fn alike_at_all_hosts(&self) -> BTreeMap<&'static str, String> {
         BTreeMap::from([
             ("node_authority_seconds", digest(self.node_authority_seconds)),
+            ("node_replace", digest(self.node_replace)),
             ("policies.trusted_keys", digest(&self.policies.trusted_keys)),
             ("public_url", digest(&self.public_url)),
             ("rate_limit.per_day", digest(self.rate_limit.per_day)),

@@ -80,6 +80,17 @@ pub struct NodeConfig {
     pub unproven_per_address: usize,
 }
 
+/// What becomes of the tunnels of a node whose host is lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeReplace {
+    /// They wait for it, or for somebody who moves them.
+    #[default]
+    Off,
+    /// They go to any other node.
+    Any,
+}
+
 impl NodeConfig {
     /// Where agents come by QUIC.
     pub fn udp_address(&self) -> Option<SocketAddr> {

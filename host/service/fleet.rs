@@ -18,12 +18,20 @@ pub struct Fleet {
     /// The same after every start.
     host_id: Uuid,
     clock: Clock,
-    /// How long nodes serve after a heartbeat.
-    authority: Duration,
+    lost_nodes: LostNodes,
     /// Where agents find this host and the others.
     agent_urls: watch::Sender<Arc<[String]>>,
     /// None before the first heartbeat, and on a database that is one host's alone: it may do everything.
     membership: watch::Sender<Option<Membership>>,
+}
+
+/// What becomes of nodes whose host is not heard of any longer.
+#[derive(Clone, Copy, Debug)]
+pub struct LostNodes {
+    /// How long they serve after its last heartbeat.
+    pub after: Duration,
+    /// Whether their tunnels go to other nodes then.
+    pub are_replaced: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -43,18 +51,17 @@ impl Membership {
 }
 
 impl Fleet {
-    /// `agent_url` is where agents find this host; `authority` is how long its nodes serve after a heartbeat. Where the process
-    /// has taken its place among other hosts, at this moment since the machine was started, it needs heartbeats from then on.
+    /// `agent_url` is where agents find this host. Where the process has taken its place among other hosts, at this moment since the machine was started, it needs heartbeats from then on.
     pub fn new(
         host_id: Uuid,
         agent_url: Option<String>,
-        authority: Duration,
+        lost_nodes: LostNodes,
         clock: Clock,
         claimed: Option<Moment>,
     ) -> Self {
         let agent_urls = watch::Sender::new(agent_url.into_iter().collect());
         let membership = claimed.map(|sent| Membership { last: None, sent, is_ended: false });
-        Self { host_id, clock, authority, agent_urls, membership: watch::Sender::new(membership) }
+        Self { host_id, clock, lost_nodes, agent_urls, membership: watch::Sender::new(membership) }
     }
 
     pub fn host_id(&self) -> Uuid {
@@ -98,7 +105,7 @@ impl Fleet {
 
     /// Until when the nodes of this host may serve, since the machine was started; None without a limit.
     pub(crate) fn node_authority(&self) -> Option<Moment> {
-        Some(self.membership.borrow().as_ref()?.sent.plus(self.authority))
+        Some(self.membership.borrow().as_ref()?.sent.plus(self.lost_nodes.after))
     }
 
     /// Whether the nodes of this host may not serve any longer.
@@ -163,6 +170,11 @@ impl Fleet {
     /// Whether it does what is done once for all hosts.
     pub fn leads(&self) -> bool {
         self.is_alive() && self.asks(|cluster| cluster.leads(self.host_id, self.clock.now()))
+    }
+
+    /// Whether it moves the tunnels of lost nodes to other ones.
+    pub(crate) fn replaces_nodes(&self) -> bool {
+        self.lost_nodes.are_replaced && self.leads()
     }
 
     /// Whether it ends what is connected to it and was silent for too long.

@@ -81,7 +81,7 @@ use culvert_policy::serve::generations::Generations;
 use culvert_store::Store;
 use culvert_webhook::guard::Guard;
 use culvert_wire::clock::Clock;
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 use uuid::Uuid;
 
 use fleet::Fleet;
@@ -118,6 +118,8 @@ struct Locks {
     idempotency: KeyedMutex<(Uuid, String)>,
     /// Decisions that are made while a scope is locked.
     deciding: Semaphore,
+    /// Who moves tunnels from lost nodes.
+    replacing: Mutex<()>,
 }
 
 impl Service {
@@ -137,6 +139,7 @@ impl Service {
                 scopes: KeyedMutex::new(),
                 idempotency: KeyedMutex::new(),
                 deciding: Semaphore::new(DECIDING),
+                replacing: Mutex::default(),
             },
             liveness: Liveness::new(store.clock().clone(), fleet.host_id()),
             fleet,

@@ -1,17 +1,24 @@
-//! Moving a tunnel: its placement on another node.
+//! Moving a tunnel: its placement on another node, as somebody asks for it, or because the host of its node is lost.
+
+use std::time::Duration;
 
 use uuid::Uuid;
 
+use crate::Service;
 use crate::commit::Change;
 use crate::gate::Permit;
 use crate::sessions;
-use culvert_domain::error::{Code, Error, Fault, Result};
-use culvert_domain::node::{Node, NodeStatus};
+use culvert_domain::error::{Chain, Code, Error, Fault, Result};
+use culvert_domain::node::{self, Node, NodeStatus, Preference};
 use culvert_domain::protocol::Protocol;
 use culvert_domain::session::EndReason;
-use culvert_domain::tunnel::Tunnel;
+use culvert_domain::tunnel::{Tunnel, TunnelSpec};
 use culvert_store::Write;
+use culvert_store::catalog::PlacementCandidate;
 use culvert_store::ports::AfterMove;
+
+/// How long after it was tried what could not be moved from a lost node is tried again.
+const REPLACE_EVERY: Duration = Duration::from_secs(30);
 
 pub struct MoveTunnel {
     pub tunnel_id: Uuid,
@@ -36,6 +43,69 @@ impl Change for MoveTunnel {
         }
         place(write, &tunnel, &node).await?;
         Ok(node.id)
+    }
+}
+
+/// The node for a tunnel.
+///
+/// # Errors
+///
+/// [`Code::NodeUnavailable`] if none can take it; if the database fails.
+pub(crate) async fn choose_node(write: &mut Write, spec: &TunnelSpec) -> Result<PlacementCandidate> {
+    let wanted = Preference {
+        region: spec.region.clone(),
+        country: spec.country.clone(),
+        premium: spec.pro_network,
+        https: (spec.protocol == Protocol::Http).then_some(spec.needs_https()),
+    };
+    let candidates = write.placement_candidates().await?;
+    let chosen = node::place(candidates.iter().map(|candidate| (&candidate.node, candidate.tunnels)), &wanted);
+    let chosen = chosen.map(|node| node.id);
+    let chosen = candidates.into_iter().find(|candidate| Some(candidate.node.id) == chosen);
+    chosen.ok_or_else(|| Error::of(Code::NodeUnavailable))
+}
+
+impl Service {
+    /// Moves the tunnels of nodes whose host was lost to other nodes, unless it was tried just now.
+    ///
+    /// # Errors
+    ///
+    /// If the database fails.
+    pub(crate) async fn replace_lost_nodes(&self) -> Result<()> {
+        let Ok(_one) = self.locks.replacing.try_lock() else { return Ok(()) };
+        for node_id in self.store.nodes_of_lost_hosts().await? {
+            let mut after = Uuid::nil();
+            loop {
+                let tunnels = self.store.tunnels_on(node_id, after).await?;
+                let Some((last, _)) = tunnels.last() else { break };
+                after = *last;
+                for (tunnel_id, scope_id) in tunnels {
+                    match self.move_from_lost_node(node_id, tunnel_id, scope_id).await {
+                        Ok(()) => tracing::info!(%tunnel_id, from = %node_id, "moved: the host of its node is lost"),
+                        Err(error) => tracing::warn!(%tunnel_id, error = %Chain(&error), "stays on a lost node"),
+                    }
+                }
+            }
+        }
+        self.clock().sleep(REPLACE_EVERY).await;
+        Ok(())
+    }
+
+    async fn move_from_lost_node(&self, node_id: Uuid, tunnel_id: Uuid, scope_id: Uuid) -> Result<()> {
+        let _turn = self.locks.scopes.lock(scope_id).await;
+        let moved = self.store.write(Some(scope_id), move |write| {
+            Box::pin(async move {
+                let tunnel = write.tunnel(scope_id, tunnel_id).await?.ok_or_else(Error::not_found)?;
+                if tunnel.node.id != node_id || tunnel.node.reach != NodeStatus::Offline {
+                    return Ok(());
+                }
+                tunnel.check_idle()?;
+                tunnel.check_settled()?;
+                let chosen = choose_node(write, &tunnel.spec).await?;
+                place(write, &tunnel, &chosen.node).await
+            })
+        });
+        moved.await
     }
 }
 

@@ -15,11 +15,10 @@ use crate::commit::Change;
 use crate::gate::{Permit, TunnelChange, TunnelDefinition};
 use crate::ports::port_conflict;
 use crate::startable::check_running_agent;
-use crate::{operations, sessions};
+use crate::{moves, operations, sessions};
 use culvert_domain::error::{Code, Error, Fault, Result};
 use culvert_domain::key::generated_subdomain;
 use culvert_domain::local_service::{LocalScheme, LocalService};
-use culvert_domain::node::{self, Preference};
 use culvert_domain::protocol::Protocol;
 use culvert_domain::session::EndReason;
 use culvert_domain::tunnel::{Tunnel, TunnelSpec};
@@ -105,18 +104,7 @@ impl Change for CreateTunnel {
         check_names(spec.subdomain.as_deref(), extra_ports)?;
         let id = write.clock.id();
         let scope_id = permit.caller().scope.id;
-        let wanted = Preference {
-            region: spec.region.clone(),
-            country: spec.country.clone(),
-            premium: spec.pro_network,
-            https: (spec.protocol == Protocol::Http).then_some(spec.needs_https()),
-        };
-        let candidates = write.placement_candidates().await?;
-        let chosen = node::place(candidates.iter().map(|candidate| (&candidate.node, candidate.tunnels)), &wanted);
-        let chosen = chosen.map(|node| node.id);
-        let chosen = candidates.into_iter().find(|candidate| Some(candidate.node.id) == chosen);
-        let PlacementCandidate { node, domain_id, domain, .. } =
-            chosen.ok_or_else(|| Error::of(Code::NodeUnavailable))?;
+        let PlacementCandidate { node, domain_id, domain, .. } = moves::choose_node(write, spec).await?;
         let mut new = NewTunnel {
             id,
             scope_id,

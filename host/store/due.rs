@@ -11,7 +11,7 @@ use super::Store;
 use super::arg::args;
 use super::fleet::dead_hosts;
 use super::hints::hints_of_host;
-use super::moves::moves_from_dead_nodes;
+use super::moves::{moves_from_dead_nodes, nodes_of_lost_hosts};
 use super::node_requests::waiting_requests;
 use super::operations::due_operations;
 use super::outbox::due_webhooks;
@@ -55,6 +55,8 @@ pub struct Due {
     /// Tunnels were moved from nodes of this host.
     pub moves: bool,
     pub moves_from_dead_nodes: bool,
+    /// Hosts were lost whose nodes may not serve any longer.
+    pub lost_hosts: bool,
     /// The generation of the policies that decides.
     pub policy_generation: u64,
     /// Generations are proposed that this host has not loaded.
@@ -109,6 +111,9 @@ macro_rules! look {
                  EXISTS (SELECT 1 FROM tunnels WHERE ",
             moves_from_dead_nodes!("$1"),
             ") AS moves_from_dead_nodes, \
+                 EXISTS (SELECT 1 ",
+            nodes_of_lost_hosts!("$1"),
+            ") AS lost_hosts, \
                  (SELECT policy_generation FROM cluster WHERE id = 1) AS policy_generation, \
                  EXISTS (SELECT 1 ",
             proposed_policies!("(SELECT policy_generation FROM cluster WHERE id = 1)", "$1", "$2"),
@@ -142,7 +147,7 @@ impl Store {
         Ok(row!(row => Due {
             hints: flag, requests: flag, dead_hosts: flag, silent_devices: flag, expired_leases: flag, temporary_tunnels: flag,
             operations: flag, untold_devices: flag, ended_suspensions: flag, oldest_delivery: optional_time, certificates: flag,
-            lost_nodes: flag, moves: flag, moves_from_dead_nodes: flag, policy_generation: number,
+            lost_nodes: flag, moves: flag, moves_from_dead_nodes: flag, lost_hosts: flag, policy_generation: number,
             proposed_policies: flag, revisions: number;
             at: now,
         }))

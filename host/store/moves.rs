@@ -25,7 +25,40 @@ macro_rules! moves_from_dead_nodes {
 }
 pub(crate) use moves_from_dead_nodes;
 
+/// Tunnels that are looked at together.
+const LOOKED_AT: u32 = 500;
+
+/// Nodes whose host was lost: it did not stop in order, and they may not serve any longer.
+macro_rules! nodes_of_lost_hosts {
+    ($now:literal) => {
+        concat!(
+            "FROM nodes n JOIN hosts h ON h.id = n.host_id WHERE h.authority > 0 AND NOT ",
+            $crate::fleet::has_authority!($now)
+        )
+    };
+}
+pub(crate) use nodes_of_lost_hosts;
+
 impl Store {
+    /// Nodes whose host was lost.
+    pub async fn nodes_of_lost_hosts(&self) -> Result<Vec<Uuid>> {
+        let sql = sql!(concat!("SELECT n.id ", nodes_of_lost_hosts!("$1")));
+        let rows = (&self.db).all(sql, args![self.clock.now()]).await?;
+        Ok(rows.iter().map(|row| row.id("id")).collect::<DbResult<_>>()?)
+    }
+
+    /// Tunnels on a node after this one, each with its scope, in the order of their ids.
+    pub async fn tunnels_on(&self, node_id: Uuid, after: Uuid) -> Result<Vec<(Uuid, Uuid)>> {
+        let sql = sql!(
+            "SELECT t.id, t.scope_id FROM \
+                 (SELECT tunnel_id AS id FROM node_ports WHERE node_id = $1 \
+                  UNION SELECT id FROM tunnels WHERE node_id = $1 AND protocol = 'http') placed \
+             JOIN tunnels t ON t.id = placed.id WHERE placed.id > $2 ORDER BY placed.id LIMIT $3"
+        );
+        let rows = (&self.db).all(sql, args![node_id, after, LOOKED_AT]).await?;
+        Ok(rows.iter().map(|row| Ok((row.id("id")?, row.id("scope_id")?))).collect::<DbResult<_>>()?)
+    }
+
     /// The tunnels that were moved from a node.
     pub async fn moved_from(&self, node_id: Uuid) -> Result<Vec<Uuid>> {
         let sql = sql!("SELECT id FROM tunnels WHERE moving_from = $1 LIMIT $2");

@@ -373,7 +373,7 @@ async fn policy_author_mistake_prints_specific_error() {
     culvert: 2 answers would change or cannot be compared
     exit code 1
     $ culvert policy reload
-    culvert: nonsense: there is no such setting; there are listen, admin_listen, public_url, agent_url, docs_url, data_dir, database_url, database, secret_key_file, default_plan, rate_limit, api, dashboard, mail, metrics_open, trusted_proxies, node, node_authority_seconds, drain, extra_node, geoip, dns, webhooks, certificates, acme, log, policy, policies, decisions (in culvert.toml)
+    culvert: nonsense: there is no such setting; there are listen, admin_listen, public_url, agent_url, docs_url, data_dir, database_url, database, secret_key_file, default_plan, rate_limit, api, dashboard, mail, metrics_open, trusted_proxies, node, node_authority_seconds, node_replace, drain, extra_node, geoip, dns, webhooks, certificates, acme, log, policy, policies, decisions (in culvert.toml)
     exit code 2
     "#);
 }

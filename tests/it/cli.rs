@@ -197,7 +197,7 @@ async fn invalid_setting_is_named_in_startup_error() {
     CULVERT_LOG__FORMAT=xml
       2: culvert: log.format: unknown variant: found `xml`, expected `text` or `json` (in `CULVERT_` environment variable(s))
     CULVERT_COLOUR=green
-      2: culvert: colour: there is no such setting; there are listen, admin_listen, public_url, agent_url, docs_url, data_dir, database_url, database, secret_key_file, default_plan, rate_limit, api, dashboard, mail, metrics_open, trusted_proxies, node, node_authority_seconds, drain, extra_node, geoip, dns, webhooks, certificates, acme, log, policy, policies, decisions (in `CULVERT_` environment variable(s))
+      2: culvert: colour: there is no such setting; there are listen, admin_listen, public_url, agent_url, docs_url, data_dir, database_url, database, secret_key_file, default_plan, rate_limit, api, dashboard, mail, metrics_open, trusted_proxies, node, node_authority_seconds, node_replace, drain, extra_node, geoip, dns, webhooks, certificates, acme, log, policy, policies, decisions (in `CULVERT_` environment variable(s))
     "#);
     let mut said = String::new();
     for settings in [

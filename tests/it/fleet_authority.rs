@@ -3,7 +3,9 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use culvert::config::NodeReplace;
 use culvert_domain::session::SESSION_LEASE;
+use culvert_domain::tunnel::TunnelStatus;
 use serde_json::json;
 use uuid::Uuid;
 
@@ -225,6 +227,40 @@ async fn tunnel_of_a_silent_node_can_be_stopped_when_its_authority_is_over() {
         }
     }
     assert_eq!(outcomes, [(json!("failed"), json!("node_unavailable")), (json!("succeeded"), json!(null))]);
+}
+
+/// With `node_replace = "any"`, what a lost node served runs elsewhere by itself, and not before that node has ended it.
+#[tokio::test]
+async fn tunnels_of_a_lost_node_are_moved_where_the_operator_wants_that() {
+    let mut fleet = TestFleet::with_authority(&[], AUTHORITY).await;
+    let mut cables = Vec::new();
+    for _ in 0..2 {
+        cables.push(fleet.add_reachable_with(|config| config.node_replace = NodeReplace::Any).await);
+    }
+    fleet.pass(Duration::from_secs(3)).await;
+    let [lost, other] = &fleet.hosts[..] else { panic!("two hosts") };
+    let ada = lost.person("ada").await;
+    let device = other.device_over(&cables[1], &ada, Remote::Enabled).await;
+    let api = other.api(&ada.key);
+    let (runs, stopped) = (lost.tunnel_here(&api, echo_service().await.port()).await, lost.tunnel_here(&api, 9).await);
+    other.run_tunnel(&api, &device, runs).await;
+    let former = lost.public(&api, runs).await;
+    let placed = async |tunnel: Uuid| {
+        let tunnel = other.app.store.tunnel(ada.account_id, tunnel).await.unwrap().unwrap();
+        (tunnel.node.id == other.node_id(), tunnel.status())
+    };
+    let mut waited = 0;
+    while !placed(runs).await.0 || placed(runs).await.1 != TunnelStatus::Running || !placed(stopped).await.0 {
+        assert!(waited < 180, "after {waited} s: {:?}, {:?}", placed(runs).await, placed(stopped).await);
+        fleet.pass_without(STEP, &[0]).await;
+        device.clock.advance(STEP);
+        let whole = Some(SESSION_LEASE.as_secs());
+        device.until(async || device.status().await.lease_seconds == whole).await;
+        waited += 10;
+        let is_moved = placed(runs).await.0 || placed(stopped).await.0;
+        assert!(!is_moved || is_closed(former).await, "moved after {waited} s, while it was served");
+    }
+    assert!(Visitor::from("127.0.1.1", other.public(&api, runs).await).await.is_some());
 }
 
 /// An agent does not stay with a host that is cut off from the database, and nobody who visits its tunnel notices.

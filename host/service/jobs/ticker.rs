@@ -137,6 +137,9 @@ pub async fn tick(jobs: &Jobs, ticks: u64) {
     if due.proposed_policies || due.policy_generation != jobs.service.policy_generation() {
         jobs.service.heard_of_policies(&jobs.tasks);
     }
+    if due.lost_hosts && jobs.service.fleet.replaces_nodes() {
+        replace_lost_nodes(jobs);
+    }
     let steps: Vec<Step<'_>> = vec![
         ("what is due could not be done", Box::pin(sweep::sweep(&jobs.service, due))),
         ("what other processes have changed could not be read", Box::pin(jobs.wakeups.wake(jobs, due))),
@@ -200,6 +203,16 @@ async fn confirm_moves(jobs: &Jobs, due: Due) -> Result<()> {
         nodes.confirm_moves().await?;
     }
     if due.moves_from_dead_nodes && fleet.leads() { store.confirm_moves_from_dead_nodes().await } else { Ok(()) }
+}
+
+/// Moves the tunnels of lost nodes. They may be many, and nothing else waits for them.
+fn replace_lost_nodes(jobs: &Jobs) {
+    let (service, stop) = (jobs.service.clone(), jobs.stop.clone());
+    jobs.tasks.spawn(async move {
+        if let Some(result) = stop.run_until_cancelled(service.replace_lost_nodes()).await {
+            report("tunnels could not be moved from lost nodes", result);
+        }
+    });
 }
 
 async fn check_nodes(jobs: &Jobs, ticks: u64) -> Result<()> {

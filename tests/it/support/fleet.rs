@@ -94,6 +94,14 @@ impl TestFleet {
         fleet
     }
 
+    /// As [`TestFleet::add_reachable`], with other settings.
+    pub async fn add_reachable_with(&mut self, change: impl FnOnce(&mut Config)) -> Cable {
+        let cable = Cable::to_nowhere().await;
+        self.add_changed(0, Some(cable.url.clone()), change).await;
+        cable.lead_to(self.hosts.last().unwrap());
+        cable
+    }
+
     /// One more host, with other settings.
     pub async fn add_with(&mut self, change: impl FnOnce(&mut Config)) {
         self.add_changed(0, None, change).await;
