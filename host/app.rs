@@ -17,6 +17,7 @@ use culvert_webhook::client::Client;
 use culvert_webhook::dns::Dns;
 use culvert_webhook::guard::{AddressPolicy, Guard};
 use culvert_wire::clock::{Clock, Moment};
+use culvert_wire::socket;
 use salvo::conn::TcpListener;
 use salvo::fuse::FusePolicy;
 use salvo::server::ServerHandle;
@@ -435,6 +436,8 @@ async fn serve(
     let fail = |problem: &dyn std::fmt::Display| ConfigError::new(setting, format!("{address}: {problem}"));
     let acceptor = TcpListener::new(address).try_bind().await.map_err(|e| fail(&e))?;
     let bound = acceptor.inner().local_addr().map_err(|e| fail(&e))?;
+    // A second small frame to an agent would wait for the first one to be acknowledged, 40 ms.
+    socket::accept_without_delay(acceptor.inner()).map_err(|e| fail(&e))?;
     let mut server = Server::new(acceptor).fuse_policy(admission).max_connections(connections);
     server.http1_mut().max_buf_size(listener::READ_AHEAD);
     let handle = server.handle();

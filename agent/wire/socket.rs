@@ -5,7 +5,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 
 /// Idle time before the first keepalive probe. A peer that vanished is detected after 15 + 3 × 5
 /// seconds of silence, so that dead connections do not stay among the waiting ones for long.
@@ -40,6 +40,15 @@ pub fn prepare(stream: &TcpStream) -> io::Result<()> {
     SockRef::from(stream).set_tcp_keepalive(&keepalive)
 }
 
+/// Has the connections that a listener accepts send data at once, as [`prepare`] does for one: on Linux they inherit the option.
+///
+/// # Errors
+///
+/// Where the operating system refuses it.
+pub fn accept_without_delay(listener: &TcpListener) -> io::Result<()> {
+    SockRef::from(listener).set_tcp_nodelay(true)
+}
+
 /// Makes the connection end with a reset when it is closed, so that truncated data does not look
 /// complete.
 pub fn reset(stream: &TcpStream) {
@@ -68,4 +77,17 @@ pub fn bind_udp(address: SocketAddr, buffers: usize) -> io::Result<(UdpSocket, u
     options.set_send_buffer_size(buffers)?;
     let least = options.recv_buffer_size()?.min(options.send_buffer_size()?);
     Ok((socket, least))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn accepted_connection_sends_at_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        accept_without_delay(&listener).unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        assert!(listener.accept().await.unwrap().0.nodelay().unwrap());
+    }
 }

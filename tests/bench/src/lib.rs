@@ -6,6 +6,7 @@
 
 pub mod agents;
 pub mod bare;
+pub mod fleet;
 pub mod load;
 pub mod path;
 pub mod rathole;

@@ -41,6 +41,13 @@ impl Killed {
         Self(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
     }
 
+    /// Asks it to stop (SIGTERM), and waits until it has.
+    pub fn terminate(mut self) {
+        let sent = Command::new("kill").args(["-TERM", &self.0.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+        let _ = self.0.wait();
+    }
+
     /// Resident memory in MiB.
     pub fn resident(&self) -> f64 {
         resident(&self.0)
@@ -177,7 +184,7 @@ impl Service {
 }
 
 /// Builds the programs as operators install them, unless `BENCH_PROGRAMS` names a folder that has them.
-fn programs() -> PathBuf {
+pub fn programs() -> PathBuf {
     if let Ok(folder) = std::env::var("BENCH_PROGRAMS") {
         return folder.into();
     }
