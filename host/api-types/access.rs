@@ -12,7 +12,7 @@ use culvert_domain::access::{CountryAction, CountryRule, FirewallRule, Range, Ru
 #[schemars(rename = "Firewall")]
 pub struct FirewallResponse {
     rules: Vec<FirewallRuleResponse>,
-    /// False while the tunnel's node may go by earlier rules: it has not applied these within 2 seconds, or its host is not heard of.
+    /// False where the tunnel's node may go by earlier rules: its host is not heard of, or, in the answer to a change, it has not applied these within 2 seconds.
     enforced: bool,
 }
 

@@ -16,7 +16,7 @@ impl Service {
     ///
     /// If the database fails.
     pub async fn listed_nodes(&self) -> Result<Vec<Node>> {
-        self.store.nodes().await
+        self.store.listed_nodes().await
     }
 
     /// All game presets.

@@ -8,7 +8,7 @@ use culvert_api_types::read::Body;
 use culvert_domain::action::Action;
 use culvert_domain::audit_log::NewEntry;
 use culvert_domain::caller::Caller;
-use culvert_domain::error::{Code, Error, Result};
+use culvert_domain::error::{Chain, Code, Error, Result};
 use culvert_domain::facts::Resource;
 use culvert_store::Write;
 use culvert_store::facts::CurrentInputs;
@@ -150,7 +150,7 @@ impl Service {
             let decision = ready(Some(decided(permit.clone(), valid))).boxed();
             if let Some(committed) = self.attempt(scope_id, key.cloned(), decision).await? {
                 drop(turn);
-                return Ok(self.applied(committed).await);
+                return Ok(self.applied(committed, key).await);
             }
             if made == unlocked {
                 break;
@@ -170,16 +170,33 @@ impl Service {
         };
         let committed = self.attempt_locked(scope_id, key.cloned(), Box::pin(decide)).await?;
         drop(turn);
-        Ok(self.applied(committed).await)
+        Ok(self.applied(committed, key).await)
     }
 
     /// Waits until the nodes do what was written.
-    async fn applied(&self, committed: Committed) -> Answered {
+    async fn applied(&self, committed: Committed, key: Option<&IdempotencyKey>) -> Answered {
         let have_applied = self.nodes.wait_until_applied(committed.nodes).await;
         self.nodes.confirm_moves_from(committed.former_nodes).await;
         match committed.answered {
-            Answered::Fresh(response) if !have_applied => Answered::Fresh(not_enforced(response)),
+            Answered::Fresh(response) if !have_applied => {
+                let corrected = not_enforced(response.clone());
+                if let (Some(key), true) = (key, corrected != response) {
+                    Box::pin(self.store_again(key, corrected.clone())).await;
+                }
+                Answered::Fresh(corrected)
+            }
             answered => answered,
+        }
+    }
+
+    /// Has a repeated request be answered with this response, and not with the one that was stored.
+    async fn store_again(&self, key: &IdempotencyKey, response: StoredResponse) {
+        let (key, secrets) = (key.clone(), self.secrets.clone());
+        let stored = self.store.write(None, move |write| {
+            Box::pin(async move { idempotency::store(write, &secrets, &key, &response).await })
+        });
+        if let Err(error) = stored.await {
+            tracing::warn!(error = %Chain(&error), "a repeated request is answered that rules are in force");
         }
     }
 

@@ -74,35 +74,53 @@ impl Service {
     pub(crate) async fn replace_lost_nodes(&self) -> Result<()> {
         let Ok(_one) = self.locks.replacing.try_lock() else { return Ok(()) };
         for node_id in self.store.nodes_of_lost_hosts().await? {
-            let mut after = Uuid::nil();
+            let (mut after, mut moved) = (Uuid::nil(), 0);
+            // Where nothing of a page can be moved, the rest waits as well.
             loop {
                 let tunnels = self.store.tunnels_on(node_id, after).await?;
                 let Some((last, _)) = tunnels.last() else { break };
                 after = *last;
-                for (tunnel_id, scope_id) in tunnels {
-                    match self.move_from_lost_node(node_id, tunnel_id, scope_id).await {
-                        Ok(()) => tracing::info!(%tunnel_id, from = %node_id, "moved: the host of its node is lost"),
-                        Err(error) => tracing::warn!(%tunnel_id, error = %Chain(&error), "stays on a lost node"),
-                    }
+                let of_page = self.move_all(node_id, tunnels).await;
+                moved += of_page;
+                if of_page == 0 {
+                    break;
                 }
             }
+            tracing::info!(node = %node_id, moved, "the host of a node is lost; its tunnels go to other nodes");
         }
         self.clock().sleep(REPLACE_EVERY).await;
         Ok(())
     }
 
-    async fn move_from_lost_node(&self, node_id: Uuid, tunnel_id: Uuid, scope_id: Uuid) -> Result<()> {
+    /// How many were moved.
+    async fn move_all(&self, node_id: Uuid, tunnels: Vec<(Uuid, Uuid)>) -> usize {
+        let mut moved = 0;
+        for (tunnel_id, scope_id) in tunnels {
+            if !self.fleet.replaces_nodes() {
+                break;
+            }
+            match self.move_from_lost_node(node_id, tunnel_id, scope_id).await {
+                Ok(is_moved) => moved += usize::from(is_moved),
+                Err(error) => tracing::debug!(%tunnel_id, error = %Chain(&error), "stays on a lost node"),
+            }
+        }
+        moved
+    }
+
+    /// Whether it was moved.
+    async fn move_from_lost_node(&self, node_id: Uuid, tunnel_id: Uuid, scope_id: Uuid) -> Result<bool> {
         let _turn = self.locks.scopes.lock(scope_id).await;
         let moved = self.store.write(Some(scope_id), move |write| {
             Box::pin(async move {
                 let tunnel = write.tunnel(scope_id, tunnel_id).await?.ok_or_else(Error::not_found)?;
-                if tunnel.node.id != node_id || tunnel.node.reach != NodeStatus::Offline {
-                    return Ok(());
+                if tunnel.node.id != node_id || !write.is_host_lost(node_id).await? {
+                    return Ok(false);
                 }
                 tunnel.check_idle()?;
                 tunnel.check_settled()?;
                 let chosen = choose_node(write, &tunnel.spec).await?;
-                place(write, &tunnel, &chosen.node).await
+                place(write, &tunnel, &chosen.node).await?;
+                Ok(true)
             })
         });
         moved.await

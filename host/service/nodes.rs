@@ -376,6 +376,7 @@ impl Nodes {
             put_routes,
             put_identities,
         };
+        link.sends(changes.revision);
         link.send(change).await;
         sent.revision = Some(changes.revision);
         Ok(changes.revision)
@@ -391,6 +392,7 @@ impl Nodes {
         sent.clear();
         link.forget_all_outcomes();
         let assignments = sent.note(found);
+        link.sends(revision);
         link.send(ToNode::Desired { revision, assignments, routes, identities }).await;
         sent.revision = Some(revision);
         Ok(revision)

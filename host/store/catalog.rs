@@ -74,8 +74,14 @@ pub struct NodeRegistration {
 }
 
 impl Store {
-    /// Without those that have no tunnels and whose host ended more than a day ago.
     pub async fn nodes(&self) -> Result<Vec<Node>> {
+        let sql = sql!(concat!("SELECT ", node_columns!(), " FROM nodes n ORDER BY n.created_at, n.id"));
+        let rows = (&self.db).all(sql, args![]).await?;
+        Ok(rows.iter().map(node).collect::<DbResult<_>>()?)
+    }
+
+    /// Without those that have no tunnels and whose host ended more than a day ago.
+    pub async fn listed_nodes(&self) -> Result<Vec<Node>> {
         let sql = sql!(concat!(
             "SELECT ",
             node_columns!(),

@@ -3,11 +3,11 @@
 use culvert_domain::error::Result;
 use uuid::Uuid;
 
-use super::Store;
 use super::arg::args;
 use super::error::DbResult;
 use super::read::Read;
 use super::sql::{by_ids, sql};
+use super::{Store, Write};
 
 /// Moves that are confirmed at once.
 const BATCH: u32 = 500;
@@ -89,5 +89,14 @@ impl Store {
             })
         });
         confirm.await
+    }
+}
+
+impl Write {
+    /// Whether the host of a node was lost.
+    pub async fn is_host_lost(&mut self, node_id: Uuid) -> Result<bool> {
+        let sql = sql!(concat!("SELECT 1 AS one ", nodes_of_lost_hosts!("$1"), " AND n.id = $2"));
+        let now = self.now;
+        Ok(self.optional(sql, args![now, node_id]).await?.is_some())
     }
 }

@@ -143,7 +143,11 @@ impl Store {
 
     /// The generations after this one that are proposed and that this host has not loaded yet.
     pub async fn proposed_policies(&self, active: u64) -> Result<Vec<u64>> {
-        let sql = sql!(concat!("SELECT g.number ", proposed_policies!("$1", "$2", "$3"), " ORDER BY g.number LIMIT 4"));
+        let sql = sql!(concat!(
+            "SELECT g.number ",
+            proposed_policies!("$1", "$2", "$3"),
+            " ORDER BY g.is_trial, g.number LIMIT 4"
+        ));
         let rows = (&self.db.for_liveness()).all(sql, args![active, self.clock.now(), self.own_id()]).await?;
         Ok(readable(&rows, "generation", |row| row.number("number")))
     }
@@ -326,9 +330,12 @@ impl Write {
         self.lock_alone(GENERATIONS).await?;
         let active = self.one(sql!("SELECT policy_generation FROM cluster WHERE id = 1"), args![]).await?;
         let active: u64 = active.number("policy_generation")?;
+        let now = self.now;
+        let sql = sql!("DELETE FROM policy_generations WHERE number > $1 AND expires_at <= $2");
+        self.execute(sql, args![active, now]).await?;
         let all = self.policy_generations().await?;
         let earlier = all.iter().find(|one| one.number == active).map(|one| one.earlier.clone()).unwrap_or_default();
-        // A higher number may still come to decide.
+        // A higher number may still come to decide, or is being tried out.
         let (kept, gone): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|one| one.number >= active || earlier.contains(&one.number));
         for StoredGeneration { number, .. } in gone {

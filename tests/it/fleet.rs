@@ -257,7 +257,7 @@ async fn hosts_are_listed_with_what_the_database_knows_of_them() {
     );
     fleet.leap(Duration::from_hours(24)).await;
     assert_eq!(fleet.hosts[0].app.store.hosts().await.unwrap().len(), 2, "one that ended is shown for a day");
-    let nodes = fleet.hosts[0].app.store.nodes().await.unwrap();
+    let nodes = fleet.hosts[0].app.service.listed_nodes().await.unwrap();
     assert!(nodes.len() == 2 && nodes.iter().all(|node| node.id != ids[2]), "so are its nodes");
 }
 

@@ -234,12 +234,17 @@ async fn tunnel_of_a_silent_node_can_be_stopped_when_its_authority_is_over() {
 async fn tunnels_of_a_lost_node_are_moved_where_the_operator_wants_that() {
     let mut fleet = TestFleet::with_authority(&[], AUTHORITY).await;
     let mut cables = Vec::new();
-    for _ in 0..2 {
+    for _ in 0..3 {
         cables.push(fleet.add_reachable_with(|config| config.node_replace = NodeReplace::Any).await);
     }
     fleet.pass(Duration::from_secs(3)).await;
+    // One that was stopped in order may be back at once.
+    let stopping = fleet.hosts.pop().unwrap();
+    let ada = stopping.person("ada").await;
+    let waits = stopping.tunnel_here(&stopping.api(&ada.key), 9).await;
+    let stopped_node = stopping.node_id();
+    stopping.stop().await;
     let [lost, other] = &fleet.hosts[..] else { panic!("two hosts") };
-    let ada = lost.person("ada").await;
     let device = other.device_over(&cables[1], &ada, Remote::Enabled).await;
     let api = other.api(&ada.key);
     let (runs, stopped) = (lost.tunnel_here(&api, echo_service().await.port()).await, lost.tunnel_here(&api, 9).await);
@@ -261,6 +266,8 @@ async fn tunnels_of_a_lost_node_are_moved_where_the_operator_wants_that() {
         assert!(!is_moved || is_closed(former).await, "moved after {waited} s, while it was served");
     }
     assert!(Visitor::from("127.0.1.1", other.public(&api, runs).await).await.is_some());
+    let waits = other.app.store.tunnel(ada.account_id, waits).await.unwrap().unwrap();
+    assert_eq!(waits.node.id, stopped_node);
 }
 
 /// An agent does not stay with a host that is cut off from the database, and nobody who visits its tunnel notices.

@@ -1,5 +1,6 @@
 //! Several hosts as an operator runs them: processes on one PostgreSQL database, with one agent.
 
+use reqwest::Method;
 use serde_json::json;
 use tokio::net::TcpStream;
 
@@ -68,7 +69,11 @@ async fn killed_host_costs_its_agent_a_reconnect() {
     // A host that stands applies nothing, and nobody says that it does.
     let firewall = format!("{path}/firewall");
     hosts[2].signal("-STOP").await;
-    assert_eq!(apis[0].put(&firewall, json!({"rules": []})).await.data()["enforced"], false);
+    let replace = async || {
+        let request = apis[0].request(Method::PUT, &firewall).json(&json!({"rules": []}));
+        apis[0].send(request.header("idempotency-key", "one")).await.data()["enforced"].clone()
+    };
+    assert_eq!((replace().await, replace().await), (json!(false), json!(false)), "also under the same key");
     hosts[2].signal("-CONT").await;
     let rules = async || apis[0].put(&firewall, json!({"rules": []})).await.data()["enforced"] == true;
     within(20, async { while !rules().await {} }).await;

@@ -171,12 +171,17 @@ impl Generations {
             let (loaded, modules) = loader.load_from(source, &policies.entries)?;
             Ok(Tried { policies, loaded, modules })
         });
-        let tried = tried.await?;
-        // Others load meanwhile.
-        let loader = self.loader.clone();
-        let looked = tokio::task::spawn_blocking(move || look(&loader.engines, tried)).await;
+        let looked = match tried.await {
+            Ok(tried) => {
+                // Others load meanwhile.
+                let loader = self.loader.clone();
+                let looked = tokio::task::spawn_blocking(move || look(&loader.engines, tried));
+                looked.await.map_err(ReloadError::Panicked)
+            }
+            Err(problem) => Err(problem),
+        };
         self.sweep(&self.history());
-        looked.map_err(ReloadError::Panicked)
+        looked
     }
 
     /// Loads something on a thread where it holds up nothing, and nothing else meanwhile.

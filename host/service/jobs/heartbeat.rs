@@ -43,12 +43,13 @@ pub async fn beat(jobs: &Jobs) -> Result<()> {
         Beat::Renewed => {
             let differed = fleet.settings_differ();
             fleet.renewed(&heartbeat, since_boot);
-            if !differed && fleet.settings_differ() && fleet.leads() {
-                warn_of_settings(jobs).await?;
-            }
             jobs.service.nodes.extend_authority(fleet.node_authority());
+            // Heartbeats wait for neither.
             if heartbeat.went_back {
-                catch_up(jobs).await;
+                catch_up(jobs);
+            }
+            if !differed && fleet.settings_differ() && fleet.leads() {
+                warn_of_settings(jobs);
             }
         }
         Beat::Ended => {
@@ -60,17 +61,24 @@ pub async fn beat(jobs: &Jobs) -> Result<()> {
 }
 
 /// Names the settings that the hosts have different values of.
-async fn warn_of_settings(jobs: &Jobs) -> Result<()> {
-    let settings = hosts::different_settings(&jobs.service.store.hosts().await?).join(", ");
-    tracing::warn!(settings, "the hosts have different settings; `culvert host list` shows which");
-    Ok(())
+fn warn_of_settings(jobs: &Jobs) {
+    let service = jobs.service.clone();
+    jobs.tasks.spawn(async move {
+        let hosts = service.store.hosts().await.unwrap_or_default();
+        let settings = hosts::different_settings(&hosts).join(", ");
+        // Hosts of different versions may compare different settings.
+        if !settings.is_empty() {
+            tracing::warn!(settings, "the hosts have different settings; `culvert host list` shows which");
+        }
+    });
 }
 
 /// The database has lost what was written last. What this host has told its nodes and agents may not be so any longer.
-async fn catch_up(jobs: &Jobs) {
+fn catch_up(jobs: &Jobs) {
     tracing::error!("the database is older than what this host has written to it: a failover has lost the last writes");
     jobs.metrics.fleet.went_back();
-    jobs.service.nodes.send_anew().await;
+    let service = jobs.service.clone();
+    jobs.tasks.spawn(async move { service.nodes.send_anew().await });
     jobs.agents.wake_all();
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use culvert_wire::clock::Moment;
 use culvert_wire::control::NodeAddress;
@@ -29,6 +29,8 @@ pub struct Link {
     pub sent: tokio::sync::Mutex<Sent>,
     reported: Mutex<Reported>,
     applied: watch::Sender<Option<u64>>,
+    /// The revision that was sent last.
+    newest: AtomicU64,
     /// The lowest number of a batch that is not stored yet.
     oldest_traffic: watch::Sender<Option<u64>>,
     /// The queue of traffic that is to be stored, until the channel ends.
@@ -124,6 +126,7 @@ impl Link {
             sent: tokio::sync::Mutex::default(),
             reported: Mutex::default(),
             applied: watch::Sender::new(None),
+            newest: AtomicU64::new(0),
             oldest_traffic: watch::Sender::new(None),
             traffic: Mutex::new(Some(traffic)),
             is_lost: AtomicBool::new(false),
@@ -184,9 +187,11 @@ impl Link {
                     let _ = waiting.send(());
                 }
             }
-            ToHost::Applied { revision } => {
+            // What was sent before the database went back does not count any longer.
+            ToHost::Applied { revision } if revision <= self.newest.load(Ordering::Relaxed) => {
                 self.applied.send_modify(|applied| *applied = (*applied).max(Some(revision)));
             }
+            ToHost::Applied { .. } => {}
             ToHost::Traffic(batch) => self.take_traffic(batch),
             ToHost::Visitors(changes) => {
                 let known = &mut lock(&self.reported).visitors_of;
@@ -296,6 +301,18 @@ impl Link {
         let mut reported = lock(&self.reported);
         change(&mut reported.traffic);
         self.oldest_traffic.send_replace(reported.traffic.first_key_value().map(|(number, _)| *number));
+    }
+
+    /// Notes the revision that is sent next. It is a lower one only where the database went back.
+    pub fn sends(&self, revision: u64) {
+        self.newest.store(revision, Ordering::Relaxed);
+        self.applied.send_if_modified(|applied| {
+            let is_of_the_past = *applied > Some(revision);
+            if is_of_the_past {
+                *applied = None;
+            }
+            is_of_the_past
+        });
     }
 
     /// The newest revision that is in force.

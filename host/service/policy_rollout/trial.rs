@@ -7,7 +7,7 @@ use culvert_store::policy_generations::HostStage;
 use futures_util::future::BoxFuture;
 use tokio::sync::Notify;
 
-use super::{LOADED_WITHIN, LOOK_EVERY, RolloutError, propose};
+use super::{LOADED_WITHIN, LOOK_EVERY, RolloutError, modules_of, propose};
 use crate::Service;
 use crate::secrets::Secrets;
 
@@ -43,6 +43,8 @@ pub async fn try_at_hosts(
     let number = propose(store, secrets, &trial, modules, 0).await?;
     let tried = until_tried(store, number, news).await;
     store.withdraw_policies(number).await?;
+    // With what earlier ones have left behind that nobody waited for.
+    store.forget_policies(modules_of).await?;
     Ok(tried?.into_iter().map(Tried::from).collect())
 }
 
