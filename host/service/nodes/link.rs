@@ -188,10 +188,11 @@ impl Link {
                 }
             }
             // What was sent before the database went back does not count any longer.
-            ToHost::Applied { revision } if revision <= self.newest.load(Ordering::Relaxed) => {
-                self.applied.send_modify(|applied| *applied = (*applied).max(Some(revision)));
+            ToHost::Applied { revision } => {
+                let newest = self.newest.load(Ordering::Relaxed);
+                let revision = (revision <= newest).then_some(revision);
+                self.applied.send_modify(|applied| *applied = (*applied).max(revision));
             }
-            ToHost::Applied { .. } => {}
             ToHost::Traffic(batch) => self.take_traffic(batch),
             ToHost::Visitors(changes) => {
                 let known = &mut lock(&self.reported).visitors_of;
