@@ -83,10 +83,13 @@ impl Service {
                 let of_page = self.move_all(node_id, tunnels).await;
                 moved += of_page;
                 if of_page == 0 {
+                    tracing::warn!(node = %node_id, "the host of a node is lost, and other nodes do not take some of its tunnels");
                     break;
                 }
             }
-            tracing::info!(node = %node_id, moved, "the host of a node is lost; its tunnels go to other nodes");
+            if moved > 0 {
+                tracing::info!(node = %node_id, moved, "the host of a node is lost; its tunnels went to other nodes");
+            }
         }
         self.clock().sleep(REPLACE_EVERY).await;
         Ok(())
