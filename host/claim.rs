@@ -57,7 +57,7 @@ fn registration(
         // On SQLite no other host can take the tunnels of its nodes.
         authority: if store.is_on_a_server() { config.node_authority() } else { Duration::ZERO },
         policy_generation,
-        settings: json!(config.alike_at_all_hosts()).to_string(),
+        settings: json!(config.shared_settings()).to_string(),
     })
 }
 

@@ -1,7 +1,6 @@
 //! The operator's settings: defaults, then `culvert.toml`, then `CULVERT_…` in the environment
 //! (`CULVERT_NODE__HOSTNAME` is `node.hostname`).
 
-mod alike;
 mod certificates;
 mod dashboard;
 mod database;
@@ -9,6 +8,7 @@ mod drain;
 mod mail;
 mod node;
 mod oidc;
+mod shared;
 mod urls;
 
 use std::fmt;

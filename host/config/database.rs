@@ -1,4 +1,4 @@
-//! What the host does with a database of an earlier version.
+//! Where the database is, and what the host does with one of an earlier version.
 
 use serde::{Deserialize, Serialize};
 

@@ -13,7 +13,7 @@ const DIGEST_BYTES: usize = 8;
 
 impl Config {
     /// A digest of the value of each.
-    pub(crate) fn alike_at_all_hosts(&self) -> BTreeMap<&'static str, String> {
+    pub(crate) fn shared_settings(&self) -> BTreeMap<&'static str, String> {
         BTreeMap::from([
             ("node_authority_seconds", digest(self.node_authority_seconds)),
             ("node_replace", digest(self.node_replace)),
