@@ -177,27 +177,28 @@ impl Service {
     async fn applied(&self, committed: Committed, key: Option<&IdempotencyKey>) -> Answered {
         let have_applied = self.nodes.wait_until_applied(committed.nodes).await;
         self.nodes.confirm_moves_from(committed.former_nodes).await;
-        match committed.answered {
-            Answered::Fresh(response) if !have_applied => {
-                let corrected = not_enforced(response.clone());
-                if let (Some(key), true) = (key, corrected != response) {
-                    Box::pin(self.store_again(key, corrected.clone())).await;
-                }
-                Answered::Fresh(corrected)
-            }
-            answered => answered,
-        }
+        let Answered::Fresh(response) = committed.answered else { return committed.answered };
+        let Some(not_enforced) = not_enforced(&response) else { return Answered::Fresh(response) };
+        // A repeated request gets this answer or, where it cannot be stored, both get the one that promises nothing.
+        let is_known = have_applied
+            && match key {
+                Some(key) => Box::pin(self.store_again(key, response.clone())).await,
+                None => true,
+            };
+        Answered::Fresh(if is_known { response } else { not_enforced })
     }
 
-    /// Has a repeated request be answered with this response, and not with the one that was stored.
-    async fn store_again(&self, key: &IdempotencyKey, response: StoredResponse) {
+    /// Has a repeated request be answered with this response, and not with the one that was stored. False where it may not.
+    async fn store_again(&self, key: &IdempotencyKey, response: StoredResponse) -> bool {
         let (key, secrets) = (key.clone(), self.secrets.clone());
         let stored = self.store.write(None, move |write| {
             Box::pin(async move { idempotency::store(write, &secrets, &key, &response).await })
         });
-        if let Err(error) = stored.await {
-            tracing::warn!(error = %Chain(&error), "a repeated request is answered that rules are in force");
+        let stored = stored.await;
+        if let Err(error) = &stored {
+            tracing::warn!(error = %Chain(error), "it could not be stored that rules are in force");
         }
+        stored.is_ok()
     }
 
     /// Decides while the scope's row is locked, so that no host can overtake it: the one case in which policies are asked
@@ -253,7 +254,9 @@ impl Service {
                 }
                 let response = apply(write, &permit).await?;
                 if let Some(key) = &key {
-                    idempotency::store(write, &secrets, key, &response).await?;
+                    // Whether rules are in force is known later.
+                    let stored = not_enforced(&response);
+                    idempotency::store(write, &secrets, key, stored.as_ref().unwrap_or(&response)).await?;
                 }
                 let (nodes, former_nodes) = (write.touched_nodes(), write.former_nodes());
                 Ok(Some(Committed { answered: Answered::Fresh(response), nodes, former_nodes }))
@@ -263,14 +266,14 @@ impl Service {
     }
 }
 
-/// The same response, in which rules are not in force.
-fn not_enforced(response: StoredResponse) -> StoredResponse {
-    let Ok(mut body) = serde_json::from_slice::<Value>(&response.body) else { return response };
-    match body.pointer_mut("/data/enforced") {
-        Some(enforced) => *enforced = false.into(),
-        None => return response,
-    }
-    StoredResponse { body: body.to_string().into_bytes(), ..response }
+/// The same response, in which rules are not in force. None if it does not say that rules are.
+fn not_enforced(response: &StoredResponse) -> Option<StoredResponse> {
+    const SAYS: &[u8] = br#""enforced":true"#;
+    // In a text, the quotation marks would be escaped. Of other responses, nothing is parsed.
+    response.body.windows(SAYS.len()).find(|window| *window == SAYS)?;
+    let mut body: Value = serde_json::from_slice(&response.body).ok()?;
+    *body.pointer_mut("/data/enforced")? = false.into();
+    Some(StoredResponse { body: body.to_string().into_bytes(), status: response.status })
 }
 
 /// `recorded` is what the audit log has of the request's body.

@@ -1,9 +1,10 @@
 //! Three hosts on one database, with agents, clients and visitors, while one thing after the other goes wrong. What clients,
 //! visitors and a receiver of events have seen must be what a service shows that keeps its promises.
 //!
-//! `TEST_CHAOS_SEED` names another order of what goes wrong, `TEST_CHAOS_ROUNDS` how often all of it does, and
-//! `TEST_CHAOS_SECONDS` how long each thing lasts at most.
+//! `TEST_CHAOS_SEED` is the first seed, which stands for an order of what goes wrong, `TEST_CHAOS_SEEDS` says how many there
+//! are, and `TEST_CHAOS_SECONDS` how long each thing lasts at most.
 
+mod asker;
 mod faults;
 mod history;
 mod load;
@@ -13,27 +14,35 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use culvert_wire::clock::Clock;
+use futures_util::future::join_all;
 use serde_json::json;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use faults::Fault;
+use asker::{ANSWER_WITHIN, Random};
+use faults::{Fault, Together};
 use history::History;
-use load::{Client, Random, visit};
-use stage::Stage;
+use load::{Client, make_too_many};
+use stage::{Stage, Way};
 
 use crate::support::host::within;
 use crate::support::server::Stop;
 
 const HOSTS: usize = 3;
 const CLIENTS: usize = 2;
-const VISITORS: usize = 2;
+/// Two for each client.
+const DEVICES: usize = 2 * CLIENTS;
+/// How long each visitor of a tunnel waits for an answer. The last one is still there when an agent goes on that was silent
+/// for longer than its leases.
+const PATIENCE: [Duration; 3] = [ANSWER_WITHIN, ANSWER_WITHIN, Duration::from_mins(5)];
+/// How often something goes wrong under each seed but the first two.
+const SOME: usize = 3;
 /// Between two things that go wrong.
 const PAUSE: Duration = Duration::from_secs(2);
 /// Before and after the database is lost.
 const UNDER_LOAD: Duration = Duration::from_secs(10);
-/// How long something is wrong at least, in milliseconds.
-const SHORTEST: u64 = 2000;
+/// How long something is wrong at least.
+const SHORTEST: Duration = Duration::from_secs(2);
 /// Everything runs again within this time after the last fault, the grace after an outage among it.
 const RECOVERS_WITHIN: Duration = Duration::from_secs(35 + 75);
 /// A device whose agent was killed is offline after 45 seconds, and a sweep.
@@ -57,90 +66,147 @@ struct Load {
     seed: u64,
     stage: Arc<Stage>,
     history: Arc<History>,
+    random: Random,
     end: CancellationToken,
     clients: Vec<JoinHandle<Client>>,
-    visitors: Vec<JoinHandle<()>>,
+    others: Vec<JoinHandle<()>>,
 }
 
 impl Load {
-    async fn begin(seed: u64) -> Self {
-        let stage = Arc::new(Stage::set(HOSTS, 2 * CLIENTS).await);
-        let history = Arc::new(History::new(Clock::system()));
-        let webhook = json!({"url": stage.receiver.lock().await.url(), "events": EVENTS});
-        stage.hosts[0].api.post("/webhooks", webhook).await.data();
-        let (end, mut clients, mut visitors) = (CancellationToken::new(), Vec::new(), Vec::new());
+    async fn begin(stage: &Arc<Stage>, history: &Arc<History>, seed: u64) -> Self {
+        let (end, mut clients, mut others) = (CancellationToken::new(), Vec::new(), Vec::new());
         for number in 0..CLIENTS {
-            let client = Client::new(&stage, &history, seed, number).await;
-            for visitor in 0..VISITORS {
-                let random = Random::of(seed, (100 + VISITORS * number + visitor) as u64);
-                let visits = visit(history.clone(), client.tunnel, client.public.clone(), random, end.clone());
-                visitors.push(tokio::spawn(visits));
+            let client = Client::new(stage, history, seed, number).await;
+            for (visitor, patience) in PATIENCE.into_iter().enumerate() {
+                let random = Random::of(seed, (100 + PATIENCE.len() * number + visitor) as u64);
+                others.push(tokio::spawn(client.visitor(random, patience).visit(end.clone())));
             }
             clients.push(tokio::spawn(client.run(end.clone())));
         }
-        Self { seed, stage, history, end, clients, visitors }
+        others.push(tokio::spawn(make_too_many(stage.clone(), history.clone(), seed, end.clone())));
+        let (stage, history, random) = (stage.clone(), history.clone(), Random::of(seed, 1000));
+        Self { seed, stage, history, random, end, clients, others }
     }
 
-    /// Ends it; everything must run again, and nothing that was seen may break a promise.
-    async fn judge(self, injected: &[Fault]) {
+    /// The faults of the first seed: each one that does not last long.
+    async fn each_once(&mut self) {
+        for together in Fault::each(&mut self.random, HOSTS, DEVICES, &[]) {
+            self.inject(together).await;
+        }
+    }
+
+    /// Those of the second: the ones that last long, and others meanwhile.
+    async fn long_ones(&mut self) {
+        let long = Fault::long(&mut self.random, HOSTS, DEVICES);
+        let short = Fault::each(&mut self.random, HOSTS, DEVICES, &long);
+        let lasting = vec![self.lasting(); long.len()];
+        let mut under_way = tokio::spawn(inject(self.stage.clone(), self.history.clone(), self.seed, long, lasting));
+        for together in short.into_iter().cycle() {
+            tokio::select! {
+                ended = &mut under_way => return ended.unwrap(),
+                () = self.inject(together) => {}
+            }
+        }
+    }
+
+    /// Those of any other.
+    async fn some(&mut self) {
+        for together in Fault::each(&mut self.random, HOSTS, DEVICES, &[]).into_iter().take(SOME) {
+            self.inject(together).await;
+        }
+    }
+
+    fn lasting(&mut self) -> Duration {
+        self.random.between(SHORTEST, Duration::from_secs(setting("TEST_CHAOS_SECONDS", 4)))
+    }
+
+    async fn inject(&mut self, together: Together) {
+        let lasting = together.iter().map(|_| self.lasting()).collect();
+        inject(self.stage.clone(), self.history.clone(), self.seed, together, lasting).await;
+        self.history.clock.sleep(PAUSE).await;
+    }
+
+    /// Ends it; everything must run again.
+    async fn end(self) {
         self.end.cancel();
         let mut clients = Vec::new();
         for client in self.clients {
             clients.push(client.await.unwrap());
         }
-        for visitor in self.visitors {
-            visitor.await.unwrap();
+        for other in self.others {
+            other.await.unwrap();
         }
         recover(&self.history, &mut clients).await;
-        events(&self.stage, &self.history).await;
-        let seed = self.seed;
-        let faults = {
-            let records = self.history.note();
-            let (visits, writes, operations) = (records.visits.len(), records.written.len(), records.operations.len());
-            say(&format!("seed {seed}: {visits} visits, {writes} writes, {operations} looks at operations"));
-            assert!(visits > 100 && writes > 10 && operations > 10, "nothing was under way");
-            records.faults()
-        };
-        if faults.is_empty() {
-            return;
-        }
-        let kept = self.stage.keep(&format!("seed-{seed}")).await;
-        std::fs::write(kept.join("history"), format!("{:#?}", self.history.note())).unwrap();
-        panic!("seed {seed}, {injected:?}, logs in {}:\n{}", kept.display(), faults.join("\n"));
     }
+}
+
+async fn inject(stage: Arc<Stage>, history: Arc<History>, seed: u64, together: Together, lasting: Vec<Duration>) {
+    say(&format!("seed {seed}: {together:?} for {lasting:?}"));
+    let unanswered = history.unanswered();
+    let injected = together.iter().zip(&lasting).map(|(fault, lasting)| fault.inject(&stage, &history, *lasting));
+    join_all(injected).await;
+    history.note().faults.push((together, history.unanswered() > unanswered));
+}
+
+async fn set_up() -> (Arc<Stage>, Arc<History>) {
+    let stage = Arc::new(Stage::set(HOSTS, DEVICES).await);
+    let webhook = json!({"url": stage.receiver.lock().await.url(), "events": EVENTS});
+    stage.hosts[0].api.post("/webhooks", webhook).await.data();
+    (stage, Arc::new(History::new(Clock::system())))
+}
+
+/// Nothing that was seen may break a promise.
+async fn judge(stage: &Stage, history: &History) {
+    events(stage, history).await;
+    let wrong = {
+        let records = history.note();
+        let (visits, writes, operations) = (records.visits.len(), records.written.len(), records.operations.len());
+        let (faults, bursts) = (records.faults.len(), records.bursts.len());
+        let met = records.faults.iter().filter(|(_, was_met)| *was_met).count();
+        say(&format!("{visits} visits, {writes} writes, {operations} looks at operations, {bursts} bursts"));
+        say(&format!("{faults} times something went wrong, {met} times somebody met it"));
+        assert!(visits > 100 && writes > 10 && operations > 10 && bursts > 3, "nothing was under way");
+        records.wrongs()
+    };
+    if wrong.is_empty() {
+        return;
+    }
+    let kept = stage.keep().await;
+    std::fs::write(kept.join("history"), format!("{:#?}", history.note())).unwrap();
+    panic!("logs in {}:\n{}", kept.display(), wrong.join("\n"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn promises_are_kept_whatever_goes_wrong() {
-    let seed = setting("TEST_CHAOS_SEED", 1);
-    let load = Load::begin(seed).await;
-    let (mut random, mut injected) = (Random::of(seed, 1000), Vec::new());
-    for _ in 0..setting("TEST_CHAOS_ROUNDS", 1) {
-        for fault in Fault::each(&mut random, HOSTS, 2 * CLIENTS) {
-            let most = setting("TEST_CHAOS_SECONDS", 6) * 1000 - SHORTEST;
-            let lasting = Duration::from_millis(SHORTEST + random.below(usize::try_from(most).unwrap()) as u64);
-            say(&format!("{fault:?} for {lasting:?}"));
-            fault.inject(&load.stage, &load.history, lasting).await;
-            injected.push(fault);
-            load.history.clock.sleep(PAUSE).await;
+    let (stage, history) = set_up().await;
+    let first = setting("TEST_CHAOS_SEED", 1);
+    for number in 0..setting("TEST_CHAOS_SEEDS", 6) {
+        let mut load = Load::begin(&stage, &history, first + number).await;
+        match number {
+            0 => load.each_once().await,
+            1 => load.long_ones().await,
+            _ => load.some().await,
         }
+        load.end().await;
     }
-    load.judge(&injected).await;
+    judge(&stage, &history).await;
 }
 
 /// The standby that each commit waits for takes the place of a database that is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_that_was_acknowledged_is_lost_with_the_database() {
-    let load = Load::begin(setting("TEST_CHAOS_SEED", 1)).await;
-    let standby = load.stage.server.standby().await;
-    load.history.clock.sleep(UNDER_LOAD).await;
-    load.stage.server.stop(Stop::Immediate).await;
+    let (stage, history) = set_up().await;
+    let load = Load::begin(&stage, &history, setting("TEST_CHAOS_SEED", 1)).await;
+    let standby = stage.server.standby().await;
+    history.clock.sleep(UNDER_LOAD).await;
+    stage.server.stop(Stop::Immediate).await;
     standby.promote().await;
     standby.sql("ALTER SYSTEM SET synchronous_standby_names = ''").await;
     standby.sql("SELECT pg_reload_conf()").await;
-    load.stage.hosts.iter().for_each(|host| host.store.lead_to(standby.address));
-    load.history.clock.sleep(UNDER_LOAD).await;
-    load.judge(&[]).await;
+    stage.hosts.iter().for_each(|host| host.link(Way::Store).lead_to(standby.address));
+    history.clock.sleep(UNDER_LOAD).await;
+    load.end().await;
+    judge(&stage, &history).await;
 }
 
 /// The database is put back to an earlier state while agents and nodes know of a later one: what was to run then runs again.
@@ -165,8 +231,7 @@ async fn restored_backup_serves_what_was_to_run_then() {
         *host.program.lock().await = Some(within(60, host.place.serve()).await);
     }
     let end = CancellationToken::new();
-    let visits = visit(history.clone(), kept.tunnel, kept.public.clone(), Random::of(0, 0), end.clone());
-    let visits = tokio::spawn(visits);
+    let visits = tokio::spawn(kept.visitor(Random::of(0, 0), ANSWER_WITHIN).visit(end.clone()));
     within(60, async {
         while history.note().visits.is_empty() {
             history.clock.sleep(Duration::from_millis(100)).await;
@@ -193,8 +258,7 @@ async fn recover(history: &Arc<History>, clients: &mut [Client]) {
             history.clock.sleep(Duration::from_secs(1)).await;
         }
         let seen = history.note().visits.len();
-        let visits =
-            tokio::spawn(visit(history.clone(), client.tunnel, client.public.clone(), Random::of(0, 0), end.clone()));
+        let visits = tokio::spawn(client.visitor(Random::of(0, 0), ANSWER_WITHIN).visit(end.clone()));
         let visited = async {
             while history.note().visits.len() == seen {
                 history.clock.sleep(Duration::from_millis(100)).await;
@@ -210,7 +274,7 @@ async fn recover(history: &Arc<History>, clients: &mut [Client]) {
 
 /// An agent that is killed is offline, and none that was not. Every event that was to come has come by then.
 async fn events(stage: &Stage, history: &History) {
-    let last = &stage.devices[2 * CLIENTS - 1];
+    let last = &stage.devices[DEVICES - 1];
     let path = format!("/devices/{}", last.id);
     let online = async {
         while stage.hosts[0].api.get(&path).await.data()["online"] != true {
@@ -233,12 +297,11 @@ async fn events(stage: &Stage, history: &History) {
             let of = of.as_str().unwrap_or_default();
             if kind == "device.offline" {
                 let after = history.clock.moment().since(killed);
-                if of != last.id {
-                    history.note().wrong.push(format!("quiet: {of} is said to be offline"));
-                } else if after < Duration::from_secs(30) {
-                    history.note().wrong.push(format!("quiet: {of} is said to be offline after {after:?}"));
-                } else {
+                let was_silent = history.note().silent.iter().any(|id| id == of);
+                if of == last.id && after >= Duration::from_secs(30) {
                     return;
+                } else if !was_silent {
+                    history.note().wrong.push(format!("quiet: {of} is said to be offline, {after:?} after the kill"));
                 }
             }
             if let Ok(id) = of.parse() {

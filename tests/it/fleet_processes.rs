@@ -69,11 +69,13 @@ async fn killed_host_costs_its_agent_a_reconnect() {
     // A host that stands applies nothing, and nobody says that it does.
     let firewall = format!("{path}/firewall");
     hosts[2].signal("-STOP").await;
-    let replace = async || {
-        let request = apis[0].request(Method::PUT, &firewall).json(&json!({"rules": []}));
-        apis[0].send(request.header("idempotency-key", "one")).await.data()["enforced"].clone()
+    let replace = async |api: &Api| {
+        let request = api.request(Method::PUT, &firewall).json(&json!({"rules": []}));
+        api.send(request.header("idempotency-key", "one")).await.data()["enforced"].clone()
     };
-    assert_eq!((replace().await, replace().await), (json!(false), json!(false)), "also under the same key");
+    let at_once = tokio::join!(replace(&apis[0]), replace(&apis[1]));
+    assert_eq!(at_once, (json!(false), json!(false)), "also to who asks elsewhere meanwhile");
+    assert_eq!(replace(&apis[0]).await, json!(false), "also under the same key");
     hosts[2].signal("-CONT").await;
     let rules = async || apis[0].put(&firewall, json!({"rules": []})).await.data()["enforced"] == true;
     within(20, async { while !rules().await {} }).await;

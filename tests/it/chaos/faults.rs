@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
-use tokio::process::Command;
-
+use super::asker::Random;
 use super::history::History;
-use super::load::Random;
-use super::stage::Stage;
+use super::stage::{Stage, Way};
 use crate::support::host::within;
 use crate::support::link::Mode;
 use crate::support::server::Stop;
+
+/// An agent's leases and a host's are over, and noticed, within this time, after a grace as well.
+const NOTICED_WITHIN: Duration = Duration::from_secs(75 + 15 + 33 + 12);
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// One thing that goes wrong for a while.
 #[derive(Clone, Copy, Debug)]
@@ -20,17 +22,37 @@ pub enum Fault {
     /// A stop and a start in order.
     RestartHost(usize),
     KillAgent(usize),
+    /// Until its leases are over, so that its tunnels can go to other devices.
+    SuspendAgent(usize),
     StopDatabase(Stop),
     /// The sessions of PostgreSQL that listen are ended.
     EndListeners,
-    Store(usize, Mode),
-    Agents(usize, Mode),
+    Link(Way, usize, Mode),
+    /// A host has no database until the others have ended it.
+    CutOffHost(usize),
     ReloadPolicies(usize),
 }
 
+/// What a fault needs for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Host(usize),
+    Agent(usize),
+    Link(Way, usize),
+    Database,
+}
+
+/// One fault, or two at a time.
+pub type Together = Vec<Fault>;
+
 impl Fault {
-    /// One of each kind, in an order that the seed says.
-    pub fn each(random: &mut Random, hosts: usize, devices: usize) -> Vec<Self> {
+    /// Those that last long.
+    pub fn long(random: &mut Random, hosts: usize, devices: usize) -> Together {
+        vec![Self::SuspendAgent(random.below(devices)), Self::CutOffHost(random.below(hosts))]
+    }
+
+    /// One of each kind that does not, by twos, in an order that the seed says. What is wrong already is left alone.
+    pub fn each(random: &mut Random, hosts: usize, devices: usize, beside: &[Self]) -> Vec<Together> {
         let mut host = || random.below(hosts);
         let modes = [Mode::Hold, Mode::Cut, Mode::HoldToServer, Mode::HoldToClient, Mode::Delay(100)];
         let mut faults = vec![
@@ -42,16 +64,35 @@ impl Fault {
             Self::EndListeners,
             Self::ReloadPolicies(host()),
         ];
-        for mode in modes {
-            faults.push(Self::Store(host(), mode));
-            faults.push(Self::Agents(host(), mode));
+        for way in Way::ALL {
+            faults.extend(modes.map(|mode| Self::Link(way, host(), mode)));
         }
         faults.push(Self::KillAgent(random.below(devices)));
-        let mut shuffled = Vec::new();
-        while !faults.is_empty() {
-            shuffled.push(faults.swap_remove(random.below(faults.len())));
+        by_twos(random.shuffle(faults), beside)
+    }
+
+    fn parts(self) -> Vec<Part> {
+        match self {
+            Self::KillHost(host) | Self::RestartHost(host) => {
+                vec![Part::Host(host), Part::Link(Way::Store, host), Part::Database]
+            }
+            Self::SuspendHost(host) => vec![Part::Host(host)],
+            Self::KillAgent(device) => vec![Part::Agent(device)],
+            // Without a database, and in the grace after it, no lease ends.
+            Self::SuspendAgent(device) => vec![Part::Agent(device), Part::Database],
+            Self::StopDatabase(_) | Self::EndListeners => vec![Part::Database],
+            Self::Link(way, host, _) => vec![Part::Link(way, host)],
+            Self::CutOffHost(host) => vec![Part::Host(host), Part::Link(Way::Store, host), Part::Database],
+            // Every host that is alive has to load them.
+            Self::ReloadPolicies(_) => {
+                let of_host = |host| [Part::Host(host), Part::Link(Way::Store, host)];
+                (0..super::HOSTS).flat_map(of_host).chain([Part::Database]).collect()
+            }
         }
-        shuffled
+    }
+
+    fn can_be_beside(self, other: &Self) -> bool {
+        self.parts().iter().all(|part| !other.parts().contains(part))
     }
 
     /// Has it go wrong for so long, and be right again.
@@ -67,10 +108,10 @@ impl Fault {
             }
             Self::SuspendHost(number) => {
                 let program = stage.hosts[number].program.lock().await;
-                let id = program.as_ref().unwrap().id();
-                signal("-STOP", id).await;
+                let program = program.as_ref().unwrap();
+                program.signal("-STOP").await;
                 pause().await;
-                signal("-CONT", id).await;
+                program.signal("-CONT").await;
             }
             Self::RestartHost(number) => {
                 let host = &stage.hosts[number];
@@ -87,6 +128,18 @@ impl Fault {
                 pause().await;
                 device.start().await;
             }
+            Self::SuspendAgent(number) => {
+                let device = &stage.devices[number];
+                history.note().silent.push(device.id.clone());
+                let program = device.program.lock().await;
+                let program = program.as_ref().unwrap();
+                program.signal("-STOP").await;
+                let present =
+                    format!("SELECT count(*) FROM device_presence WHERE device_id = '{}' AND online", device.id);
+                until_none(stage, history, &present).await;
+                pause().await;
+                program.signal("-CONT").await;
+            }
             Self::StopDatabase(how) => {
                 stage.server.stop(how).await;
                 pause().await;
@@ -95,15 +148,20 @@ impl Fault {
             Self::EndListeners => {
                 stage.server.sql(END_LISTENERS).await;
             }
-            Self::Store(number, mode) => {
-                stage.hosts[number].store.set(mode);
+            Self::Link(way, number, mode) => {
+                let link = stage.hosts[number].link(way);
+                link.set(mode);
                 pause().await;
-                stage.hosts[number].store.set(Mode::Pass);
+                link.set(Mode::Pass);
             }
-            Self::Agents(number, mode) => {
-                stage.hosts[number].agents.set(mode);
+            Self::CutOffHost(number) => {
+                let host = &stage.hosts[number];
+                host.link(Way::Store).set(Mode::Hold);
+                let url = host.link(Way::Agents).address;
+                let alive = format!("SELECT count(*) FROM hosts WHERE agent_url LIKE '%{url}' AND ended_at IS NULL");
+                until_none(stage, history, &alive).await;
                 pause().await;
-                stage.hosts[number].agents.set(Mode::Pass);
+                host.link(Way::Store).set(Mode::Pass);
             }
             Self::ReloadPolicies(number) => {
                 let output = within(120, stage.hosts[number].place.run("culvert policy reload")).await;
@@ -116,8 +174,25 @@ impl Fault {
     }
 }
 
-const END_LISTENERS: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'";
-
-async fn signal(signal: &str, id: u32) {
-    assert!(Command::new("kill").args([signal, &id.to_string()]).status().await.unwrap().success());
+/// Waits until a statement counts nothing.
+async fn until_none(stage: &Stage, history: &History, count: &str) {
+    let begun = history.clock.moment();
+    while stage.server.sql(count).await != "0" {
+        assert!(history.clock.moment().since(begun) < NOTICED_WITHIN, "there is one still: {count}");
+        history.clock.sleep(LOOK_EVERY).await;
+    }
 }
+
+/// Two that do not concern the same, nor what is wrong already; one that finds no other stays alone.
+fn by_twos(faults: Vec<Fault>, beside: &[Fault]) -> Vec<Together> {
+    let mut left: Vec<_> =
+        faults.into_iter().filter(|fault| beside.iter().all(|other| fault.can_be_beside(other))).collect();
+    let mut together = Vec::new();
+    while let Some(first) = left.pop() {
+        let second = left.iter().rposition(|other| first.can_be_beside(other)).map(|place| left.remove(place));
+        together.push([first].into_iter().chain(second).collect());
+    }
+    together
+}
+
+const END_LISTENERS: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'";

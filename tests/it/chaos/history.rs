@@ -1,12 +1,16 @@
 //! What clients and visitors saw, and whether a service that keeps its promises can show it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use culvert_wire::clock::{Clock, Moment};
 use serde_json as json;
 use uuid::Uuid;
+
+use super::faults::Together;
+use super::stage::FREE_TUNNELS;
 
 /// An operation has so long, and as long as faults last.
 const OPERATION_WITHIN: Duration = Duration::from_mins(2);
@@ -63,6 +67,13 @@ pub struct Repeated {
     pub again: json::Value,
 }
 
+/// More tunnels were asked for at once than the plan of their account includes; none was there before.
+#[derive(Clone, Copy, Debug)]
+pub struct Burst {
+    pub made: usize,
+    pub refused: usize,
+}
+
 #[derive(Clone, Debug, Default)]
 pub struct Records {
     pub visits: Vec<Visit>,
@@ -71,25 +82,41 @@ pub struct Records {
     pub stopped: Vec<Stopped>,
     pub operations: Vec<Seen>,
     pub repeated: Vec<Repeated>,
+    pub bursts: Vec<Burst>,
+    /// Devices whose agents did nothing for longer than their leases.
+    pub silent: Vec<String>,
     /// Events that were to come, and those that came: their type and the id of what they are about.
     pub expected: Vec<(String, Uuid)>,
     pub events: Vec<(String, Uuid)>,
+    /// What went wrong, and whether somebody met it.
+    pub faults: Vec<(Together, bool)>,
     /// What no check of a history is needed for.
     pub wrong: Vec<String>,
 }
 
 pub struct History {
     pub clock: Clock,
+    /// How often an answer did not come.
+    unanswered: AtomicUsize,
     records: Mutex<Records>,
 }
 
 impl History {
     pub fn new(clock: Clock) -> Self {
-        Self { clock, records: Mutex::default() }
+        Self { clock, unanswered: AtomicUsize::new(0), records: Mutex::default() }
     }
 
     pub fn note(&self) -> MutexGuard<'_, Records> {
         self.records.lock().unwrap()
+    }
+
+    /// An answer did not come.
+    pub fn met_a_fault(&self) {
+        self.unanswered.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn unanswered(&self) -> usize {
+        self.unanswered.load(Ordering::Relaxed)
     }
 
     pub fn since(&self, begun: Moment) -> Span {
@@ -99,13 +126,14 @@ impl History {
 
 impl Records {
     /// Everything that is wrong.
-    pub fn faults(&self) -> Vec<String> {
+    pub fn wrongs(&self) -> Vec<String> {
         let checks = [
             self.several_devices(),
             self.lost_writes(),
             self.several_effects(),
             self.operations_that_turn(),
             self.visits_after_a_stop(),
+            self.limits_that_do_not_hold(),
             self.lost_events(),
         ];
         checks.into_iter().flatten().chain(self.wrong.iter().cloned()).collect()
@@ -155,7 +183,15 @@ impl Records {
     }
 
     fn several_effects(&self) -> Vec<String> {
-        let differs = |repeated: &&Repeated| repeated.first != repeated.again;
+        let differs = |Repeated { first, again, .. }: &&Repeated| {
+            // Whether rules are in force may have been known later.
+            let is_known_later = first["data"]["enforced"] == false && again["data"]["enforced"] == true;
+            let mut again = again.clone();
+            if is_known_later {
+                again["data"]["enforced"] = false.into();
+            }
+            *first != again
+        };
         let told = |Repeated { key, first, again }: &Repeated| format!("one effect: {key}: {first}, then {again}");
         self.repeated.iter().filter(differs).map(told).collect()
     }
@@ -196,6 +232,11 @@ impl Records {
         self.visits.iter().filter(during).map(told).collect()
     }
 
+    fn limits_that_do_not_hold(&self) -> Vec<String> {
+        let wrong = self.bursts.iter().filter(|burst| burst.made != FREE_TUNNELS || burst.refused != 2);
+        wrong.map(|burst| format!("limit: {burst:?}, the plan includes {FREE_TUNNELS} tunnels")).collect()
+    }
+
     fn lost_events(&self) -> Vec<String> {
         let lost = self.expected.iter().filter(|event| !self.events.contains(event));
         lost.map(|(kind, id)| format!("event: {kind} of {id} did not come")).collect()
@@ -230,15 +271,18 @@ fn made_up_histories_are_found_wrong() {
         stopped: vec![Stopped { tunnel, span: at(8, 10) }],
         operations: vec![seen("queued", 0, 1), seen("running", 0, 2), seen("succeeded", 0, 200)],
         repeated: vec![Repeated { key: "k".into(), first: 1.into(), again: 1.into() }],
+        bursts: vec![Burst { made: 3, refused: 2 }],
+        silent: Vec::new(),
         expected: vec![("command.succeeded".into(), tunnel)],
         events: vec![("command.succeeded".into(), tunnel)],
+        faults: Vec::new(),
         wrong: Vec::new(),
     };
-    assert_eq!(good.faults(), Vec::<String>::new());
+    assert_eq!(good.wrongs(), Vec::<String>::new());
     let bad = |change: &dyn Fn(&mut Records)| {
         let mut records = good.clone();
         change(&mut records);
-        records.faults().join("; ")
+        records.wrongs().join("; ")
     };
     let found = [
         bad(&|records| records.visits.push(visit(1, "a", at(6, 7)))),
@@ -249,9 +293,12 @@ fn made_up_histories_are_found_wrong() {
         bad(&|records| records.operations.push(seen("failed", 0, 201))),
         bad(&|records| records.operations[1].at = start.plus(Duration::from_secs(500))),
         bad(&|records| records.visits.push(visit(4, "a", at(9, 9)))),
+        bad(&|records| records.bursts.push(Burst { made: 4, refused: 1 })),
+        bad(&|records| records.bursts.push(Burst { made: 2, refused: 3 })),
         bad(&|records| records.events.clear()),
     ];
     let at_fault = |text: &String| text.split(':').next().unwrap().split(' ').next().unwrap().to_owned();
     let kinds: Vec<_> = found.iter().map(at_fault).collect();
-    assert_eq!(kinds, ["one", "one", "lost", "lost", "one", "operation", "operation", "stop", "event"], "{found:?}");
+    let wanted = ["one", "one", "lost", "lost", "one", "operation", "operation", "stop", "limit", "limit", "event"];
+    assert_eq!(kinds, wanted, "{found:?}");
 }

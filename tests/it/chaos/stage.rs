@@ -1,5 +1,6 @@
 //! The programs: PostgreSQL, three hosts, and agents, with a link between any two of them.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,15 +16,35 @@ use crate::support::program::{Place, Program};
 use crate::support::receiver::{Authority, Receiver};
 use crate::support::server::Server;
 
+/// What the plan of the account with `free_key` includes.
+pub const FREE_TUNNELS: usize = 3;
+
 /// A host, and what leads to it and from it.
 pub struct Host {
     pub place: Place,
     pub program: Mutex<Option<Program>>,
-    /// By which agents reach it.
-    pub agents: Link,
-    /// By which it reaches its database.
-    pub store: Link,
+    pub links: [Link; 4],
+    /// Through its link.
     pub api: Api,
+}
+
+/// What a link of a host leads to: the API, the host for agents, its node for agents, and the database for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Clients,
+    Agents,
+    Node,
+    Store,
+}
+
+impl Way {
+    pub const ALL: [Self; 4] = [Self::Clients, Self::Agents, Self::Node, Self::Store];
+}
+
+impl Host {
+    pub fn link(&self, way: Way) -> &Link {
+        &self.links[way as usize]
+    }
 }
 
 /// A device with a service that says its name.
@@ -39,6 +60,8 @@ pub struct Stage {
     pub hosts: Vec<Arc<Host>>,
     pub devices: Vec<Arc<Device>>,
     pub receiver: Mutex<Receiver>,
+    /// Of an account whose plan includes few tunnels.
+    pub free_key: String,
 }
 
 impl Stage {
@@ -46,7 +69,13 @@ impl Stage {
         let server = Server::start().await;
         let authority = Authority::new();
         let receiver = authority.receiver(&Clock::system()).await;
-        let mut stage = Self { server, hosts: Vec::new(), devices: Vec::new(), receiver: Mutex::new(receiver) };
+        let mut stage = Self {
+            server,
+            hosts: Vec::new(),
+            devices: Vec::new(),
+            receiver: Mutex::new(receiver),
+            free_key: String::new(),
+        };
         for number in 0..hosts {
             stage.add_host(number, authority.pem()).await;
         }
@@ -58,14 +87,17 @@ impl Stage {
 
     async fn add_host(&mut self, number: usize, authority: &str) {
         let place = Place::new(Engine::Sqlite).await;
-        let store = Link::to((self.server.address, 5432).into()).await;
-        let agents = Link::to(format!("{}:8080", place.address).parse().unwrap()).await;
+        let to = |port| Link::to((place.address, port).into());
+        let links =
+            [to(8080).await, to(8080).await, to(7835).await, Link::to((self.server.address, 5432).into()).await];
+        let [clients, agents, node, store] = &links;
         let roots = place.folder.path().join("authority.pem");
         std::fs::write(&roots, authority).unwrap();
         let mut place = place
             .set("CULVERT_DATABASE_URL", &Server::url_at(store.address))
             .set("CULVERT_DATABASE__MIGRATE", "auto")
             .set("CULVERT_AGENT_URL", &format!("http://{}", agents.address))
+            .set("CULVERT_NODE__HOSTNAME", &node.address.ip().to_string())
             .set("CULVERT_NODE__DOMAIN", &format!("h{number}.tunnel.localhost"))
             .set("CULVERT_RATE_LIMIT__PER_MINUTE", "1000000")
             .set("CULVERT_RATE_LIMIT__PER_DAY", "100000000")
@@ -78,15 +110,14 @@ impl Stage {
             place = place.set("CULVERT_SECRET_KEY_FILE", keys.to_str().unwrap());
         }
         let program = place.serve().await;
-        let key = if let Some(first) = self.hosts.first() {
-            first.api.clone()
+        let url = format!("http://{}", clients.address);
+        let api = if let Some(first) = self.hosts.first() {
+            first.api.at(&url)
         } else {
-            place.json("culvert account create --email ada@example.com --name Ada").await;
-            let key = place.json("culvert key create --account ada@example.com --scopes full_access").await;
-            Api::new(&place.url(), key["key"].as_str().unwrap())
+            self.free_key = account(&place, "ben@example.com", "free").await;
+            Api::new(&url, &account(&place, "ada@example.com", "self-hosted").await)
         };
-        let api = key.at(&place.url());
-        self.hosts.push(Arc::new(Host { place, program: Mutex::new(Some(program)), agents, store, api }));
+        self.hosts.push(Arc::new(Host { place, program: Mutex::new(Some(program)), links, api }));
     }
 
     async fn add_device(&mut self, number: usize) {
@@ -94,7 +125,7 @@ impl Stage {
         let place = Place::new(Engine::Sqlite).await;
         let port = named_echo(name.clone()).await;
         let code = first.place.json("culvert device code --account ada@example.com").await;
-        let (code, url) = (code["code"].as_str().unwrap(), format!("http://{}", first.agents.address));
+        let (code, url) = (code["code"].as_str().unwrap(), format!("http://{}", first.link(Way::Agents).address));
         let enrol = format!("culvert-agent enroll --server {url} --code {code} --name {name}");
         let enrolled = place.json(&enrol).await;
         place.json(&format!("culvert-agent remote-control enable --allow 127.0.0.1:{port}")).await;
@@ -102,7 +133,7 @@ impl Stage {
         let device = Device { id, port, place, program: Mutex::default() };
         device.start().await;
         for host in &self.hosts {
-            let url = format!("http://{}", host.agents.address);
+            let url = format!("http://{}", host.link(Way::Agents).address);
             within(30, device.place.until_written(".local/state/culvert-agent/hosts.json", &url)).await;
         }
         self.devices.push(Arc::new(device));
@@ -110,9 +141,15 @@ impl Stage {
 }
 
 impl Stage {
+    /// Where visitors reach the node of this name, past the link of agents.
+    pub fn node_at(&self, hostname: &str, port: u16) -> SocketAddr {
+        let of_node = |host: &&Arc<Host>| host.link(Way::Node).address.ip().to_string() == hostname;
+        SocketAddr::new(self.hosts.iter().find(of_node).unwrap().place.address, port)
+    }
+
     /// Keeps the logs of all programs and what the database has of hosts and devices. Returns where.
-    pub async fn keep(&self, name: &str) -> PathBuf {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/chaos").join(name);
+    pub async fn keep(&self) -> PathBuf {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/chaos");
         std::fs::create_dir_all(&folder).unwrap();
         let places = self.hosts.iter().map(|host| &host.place).chain(self.devices.iter().map(|device| &device.place));
         for (number, place) in places.enumerate() {
@@ -138,6 +175,13 @@ impl Device {
             program.kill().await;
         }
     }
+}
+
+/// Makes an account on a plan; its API key.
+async fn account(place: &Place, email: &str, plan: &str) -> String {
+    place.json(&format!("culvert account create --email {email} --name Somebody --plan {plan}")).await;
+    let made = place.json(&format!("culvert key create --account {email} --scopes full_access")).await;
+    made["key"].as_str().unwrap().to_owned()
 }
 
 /// A service that answers each line with a name.

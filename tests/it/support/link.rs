@@ -1,12 +1,15 @@
 //! A link between two programs, which a test can disturb.
 
-use std::net::{IpAddr, SocketAddr};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use culvert_wire::clock::Clock;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::watch;
 
 use super::host::own_address;
@@ -23,11 +26,18 @@ pub enum Mode {
     HoldToServer,
     /// As [`Mode::Hold`], for what the server sends.
     HoldToClient,
-    /// Everything comes later, by this many milliseconds.
+    /// What connections carry comes later, by this many milliseconds.
     Delay(u64),
 }
 
-/// Listens at an address of its own, at the server's port.
+impl Mode {
+    /// Whether datagrams of a direction pass, which this mode holds.
+    fn passes(self, held: Self) -> bool {
+        !matches!(self, Self::Hold | Self::Cut) && self != held
+    }
+}
+
+/// Takes connections and datagrams at an address of its own, at the server's port.
 pub struct Link {
     pub address: SocketAddr,
     mode: watch::Sender<Mode>,
@@ -39,6 +49,8 @@ impl Link {
         let listener = TcpListener::bind((own_address(), server.port())).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (mode, to) = (watch::Sender::new(Mode::Pass), watch::Sender::new(server.ip()));
+        let datagrams = UdpSocket::bind(address).await.unwrap();
+        tokio::spawn(pass(datagrams, to.subscribe(), mode.subscribe()));
         let (modes, servers) = (mode.subscribe(), to.subscribe());
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
@@ -56,6 +68,43 @@ impl Link {
     /// New connections go to another server, at the same port.
     pub fn lead_to(&self, server: IpAddr) {
         self.server.send_replace(server);
+    }
+}
+
+/// Passes datagrams. Those that come while nothing passes are lost, as on any network.
+async fn pass(socket: UdpSocket, servers: watch::Receiver<IpAddr>, modes: watch::Receiver<Mode>) {
+    let port = socket.local_addr().unwrap().port();
+    let socket = Arc::new(socket);
+    let mut clients: HashMap<SocketAddr, Arc<UdpSocket>> = HashMap::new();
+    let mut datagram = vec![0; 64 * 1024];
+    loop {
+        // An error tells of a datagram that was sent before.
+        let Ok((count, client)) = socket.recv_from(&mut datagram).await else { continue };
+        let server = SocketAddr::new(*servers.borrow(), port);
+        let to_server = match clients.entry(client) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let to_server = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
+                to_server.connect(server).await.unwrap();
+                tokio::spawn(pass_back(to_server.clone(), socket.clone(), client, modes.clone()));
+                new.insert(to_server)
+            }
+        };
+        let mode = *modes.borrow();
+        if mode.passes(Mode::HoldToServer) {
+            let _ = to_server.send(&datagram[..count]).await;
+        }
+    }
+}
+
+async fn pass_back(from: Arc<UdpSocket>, to: Arc<UdpSocket>, client: SocketAddr, modes: watch::Receiver<Mode>) {
+    let mut datagram = vec![0; 64 * 1024];
+    loop {
+        let Ok(count) = from.recv(&mut datagram).await else { continue };
+        let mode = *modes.borrow();
+        if mode.passes(Mode::HoldToClient) {
+            let _ = to.send_to(&datagram[..count], client).await;
+        }
     }
 }
 
