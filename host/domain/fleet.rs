@@ -29,6 +29,8 @@ pub const GRACE: TimeDelta = TimeDelta::seconds(75);
 pub const END_AFTER: TimeDelta = TimeDelta::seconds(33);
 /// How long the nodes of a host serve after its last heartbeat that the database has heard of, if the operator does not say.
 pub const AUTHORITY: Duration = Duration::from_mins(10);
+/// How much longer the others wait for them: clocks do not run alike, and a failover may have lost a heartbeat.
+pub const AUTHORITY_MARGIN: TimeDelta = TimeDelta::seconds(5);
 /// How long a leader that took over from one that was lost ends nothing.
 pub const TAKEOVER: TimeDelta = TimeDelta::seconds(30);
 
@@ -147,6 +149,15 @@ impl Cluster {
     /// Whether this host may end what other hosts were to keep alive.
     pub fn may_end(&self, host_id: Uuid, now: DateTime<Utc>) -> bool {
         self.leads(host_id, now) && !self.is_in_grace(now) && self.leader.ends_from <= now
+    }
+
+    /// Whether the nodes of a host may serve, although it may not be heard of any longer. Their authority is counted from its
+    /// last heartbeat. A grace begins where the database was away, or its time has jumped: then nobody knows how long ago that
+    /// was, and the whole authority is waited for from then on. It is 0 where the host has stopped.
+    pub fn nodes_may_serve(&self, host: &HostLease, authority: TimeDelta, now: DateTime<Utc>) -> bool {
+        let of_heartbeat = host.until - LEASE + authority + AUTHORITY_MARGIN;
+        let of_grace = self.grace_until + (authority + AUTHORITY_MARGIN - GRACE).max(TimeDelta::zero());
+        now < of_heartbeat || (authority > TimeDelta::zero() && now < of_grace)
     }
 
     pub fn leads(&self, host_id: Uuid, now: DateTime<Utc>) -> bool {

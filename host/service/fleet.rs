@@ -190,10 +190,14 @@ impl Fleet {
     /// For `/metrics`. A host without others to hear of it is alive for good.
     pub fn levels(&self) -> FleetLevels {
         let now = self.clock.since_boot();
-        let sent = self.membership.borrow().as_ref().map_or(now, |membership| membership.sent);
+        let (sent, term) = match &*self.membership.borrow() {
+            Some(Membership { last, sent, .. }) => (*sent, last.as_ref().map_or(0, |last| last.cluster.leader.term)),
+            None => (now, 0),
+        };
         FleetLevels {
             lease_seconds: if self.is_alive() { sent.plus(WINDOW).since(now).as_secs() } else { 0 },
             leads: self.leads(),
+            term,
             in_grace: !self.asks(|cluster| !cluster.is_in_grace(self.clock.now())),
             drains: self.drains(),
             settings_differ: self.settings_differ(),

@@ -198,12 +198,9 @@ macro_rules! save_cluster {
     };
 }
 
-/// Whether the nodes of a host `h` may serve at a time, although it may not be heard of any longer.
+/// [`Cluster::nodes_may_serve`] for the nodes of a host `h`.
 macro_rules! has_authority {
     ($now:expr) => {
-        // Counted from the heartbeat, 15 seconds before the end of the lease, and 5 seconds more, for clocks do not run alike. A
-        // grace begins where the database was away, or its time has jumped: then nobody knows how long ago a heartbeat was, and
-        // the whole authority is waited for from then on.
         concat!(
             "(h.lease_until + h.authority - 10000000 > ",
             $now,

@@ -97,16 +97,15 @@ impl Load {
 
     /// Those of the second: the ones that last long, and others meanwhile.
     async fn long_ones(&mut self) {
-        let long = Fault::long(&mut self.random, HOSTS, DEVICES);
+        let long = Fault::long(&mut self.random, &self.stage).await;
         let short = Fault::each(&mut self.random, HOSTS, DEVICES, &long);
         let lasting = vec![self.lasting(); long.len()];
-        let mut under_way = tokio::spawn(inject(self.stage.clone(), self.history.clone(), self.seed, long, lasting));
-        for together in short.into_iter().cycle() {
-            tokio::select! {
-                ended = &mut under_way => return ended.unwrap(),
-                () = self.inject(together) => {}
-            }
+        let under_way = tokio::spawn(inject(self.stage.clone(), self.history.clone(), self.seed, long, lasting));
+        let mut short = short.into_iter().cycle();
+        while !under_way.is_finished() {
+            self.inject(short.next().unwrap()).await;
         }
+        under_way.await.unwrap();
     }
 
     /// Those of any other.
@@ -281,7 +280,9 @@ async fn events(stage: &Stage, history: &History) {
             history.clock.sleep(Duration::from_millis(200)).await;
         }
     };
-    within(90, online).await;
+    if history.clock.timeout(RECOVERS_WITHIN, online).await.is_err() {
+        history.note().wrong.push(format!("recovery: {} is not online", last.id));
+    }
     last.kill().await;
     let killed = history.clock.moment();
     let mut receiver = stage.receiver.lock().await;

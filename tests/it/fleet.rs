@@ -305,6 +305,26 @@ async fn database_that_went_back_is_noticed() {
 }
 
 #[tokio::test]
+async fn metrics_tell_of_leaders_and_heartbeats() {
+    let mut fleet = TestFleet::start(3).await;
+    fleet.pass(seconds(9)).await;
+    let (mut terms, mut leads) = (Vec::new(), Vec::new());
+    for host in &fleet.hosts {
+        assert!(host.metric("culvert_host_heartbeat_duration_seconds_count").await >= Some(3.0));
+        terms.push(host.metric("culvert_leader_term").await.unwrap());
+        leads.push(host.metric("culvert_leader").await == Some(1.0));
+    }
+    assert!(terms[0] > 0.0 && terms.iter().all(|term| *term == terms[0]), "{terms:?}");
+    assert_eq!(leads.iter().filter(|leads| **leads).count(), 1);
+    let leader = leads.iter().position(|leads| *leads).unwrap();
+    fleet.hosts.remove(leader).stop().await;
+    fleet.pass(seconds(6)).await;
+    for host in &fleet.hosts {
+        assert_eq!(host.metric("culvert_leader_term").await, Some(terms[0] + 1.0));
+    }
+}
+
+#[tokio::test]
 async fn settings_that_differ_are_named() {
     let mut fleet = TestFleet::start(2).await;
     let differ = async |host: &TestHost| host.metric("culvert_settings_differ").await;

@@ -3,7 +3,9 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use chrono::TimeDelta;
 use culvert::config::NodeReplace;
+use culvert_domain::fleet::{Cluster, HostLease};
 use culvert_domain::session::SESSION_LEASE;
 use culvert_domain::tunnel::TunnelStatus;
 use serde_json::json;
@@ -11,6 +13,7 @@ use uuid::Uuid;
 
 use crate::support::api::Api;
 use crate::support::cable::Cable;
+use crate::support::database::run;
 use crate::support::device::{Remote, TestDevice};
 use crate::support::fleet::TestFleet;
 use crate::support::host::Person;
@@ -21,6 +24,34 @@ use crate::support::visitor::{Visitor, echo_service, is_closed};
 const STEP: Duration = Duration::from_secs(10);
 /// The shortest time that the setting allows.
 const AUTHORITY: Duration = Duration::from_mins(1);
+
+/// The statements count the authority of nodes as the rules do that `fleet_model` explores.
+#[tokio::test]
+async fn database_counts_the_authority_of_nodes_as_the_rules_do() {
+    let fleet = TestFleet::start(2).await;
+    let (store, url) = (&fleet.hosts[0].app.store, fleet.hosts[0].config().database_url());
+    let (node, now) = (fleet.hosts[1].node_id(), fleet.hosts[0].clock.now());
+    let row = HostLease { id: node, until: now, ended: false, drains: false };
+    for authority in [60, 69, 70, 71, 600] {
+        let boundaries = |around: i64| [around - 1, around, around + 1, 0, 75];
+        for (lease, grace) in
+            boundaries(10 - authority).into_iter().flat_map(|l| boundaries(70 - authority).map(|g| (l, g)))
+        {
+            let at = |seconds| now + TimeDelta::seconds(seconds);
+            let row = HostLease { until: at(lease), ..row.clone() };
+            let cluster = Cluster { grace_until: at(grace), ..Cluster::default() };
+            let (lease_until, grace_until) = (row.until.timestamp_micros(), cluster.grace_until.timestamp_micros());
+            let change = format!(
+                "UPDATE hosts SET lease_until = {lease_until}, authority = {authority}000000 WHERE id = '{node}'; \
+                 UPDATE cluster SET grace_until = {grace_until}"
+            );
+            run(&url, &change).await;
+            let may_serve = !store.nodes_of_lost_hosts().await.unwrap().contains(&node);
+            let wanted = cluster.nodes_may_serve(&row, TimeDelta::seconds(authority), now);
+            assert_eq!(may_serve, wanted, "authority {authority}, lease {lease}, grace {grace}");
+        }
+    }
+}
 
 /// Three hosts. The first one, its node and a device that is connected to it will be cut off from the rest.
 struct Stage {

@@ -44,6 +44,11 @@ async fn command_reaches_a_device_at_another_host_by_a_notification() {
     let ada = fleet.hosts[0].person("ada").await;
     let mut runs = Runs::at(&fleet.hosts[1], &ada).await;
     stop_from_elsewhere(&fleet, &ada.key, &mut runs).await;
+    let elsewhere = &fleet.hosts[1];
+    assert!(elsewhere.metric("culvert_hints_taken_total").await >= Some(1.0));
+    // A host hears itself as well, once a second.
+    let echo = "culvert_notification_echo_duration_seconds_count";
+    elsewhere.until_found(async || (elsewhere.metric(echo).await >= Some(1.0)).then_some(())).await;
 }
 
 /// Whoever listens again looks for what it has missed.

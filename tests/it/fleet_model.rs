@@ -1,5 +1,5 @@
 //! Explores what two hosts and their database can come to: every order in which heartbeats are sent, applied, answered and
-//! lost, hosts are stopped and go on, and the database is away. The rules are those of `culvert_domain::fleet` themselves.
+//! lost, hosts are stopped and go on, and the database is away; and what their nodes may serve meanwhile. The rules are those of `culvert_domain::fleet` themselves.
 //! Breadth-first, by hand: stateright was weighed, of which this would use a queue and a set.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
@@ -12,6 +12,8 @@ use uuid::Uuid;
 const STEP: TimeDelta = TimeDelta::seconds(5);
 /// How long a heartbeat is under way, at most.
 const UNDER_WAY: TimeDelta = TimeDelta::seconds(10);
+/// How long nodes serve without the database. An operator may not set so little; longer is the same, with more states.
+const AUTHORITY: TimeDelta = TimeDelta::seconds(20);
 /// States, at most: those that are the furthest away are left out.
 const MOST: usize = 200_000;
 /// How far time goes.
@@ -26,6 +28,8 @@ enum Rules {
     NoWindow,
     /// The window begins when the answer comes.
     WindowFromTheAnswer,
+    /// The authority of nodes begins when the answer comes.
+    AuthorityFromTheAnswer,
     /// An outage causes no grace.
     NoGrace,
 }
@@ -56,6 +60,8 @@ struct Process {
     /// What the last heartbeat told it.
     cluster: Cluster,
     window: DateTime<Utc>,
+    /// Until when its nodes serve.
+    authority: DateTime<Utc>,
     heartbeat: Option<Heartbeat>,
 }
 
@@ -73,7 +79,8 @@ impl State {
     fn first() -> Self {
         let now = DateTime::UNIX_EPOCH;
         let row = |host| HostLease { id: id(host), until: now, ended: false, drains: false };
-        let host = Process { is_stopped: false, cluster: Cluster::default(), window: now, heartbeat: None };
+        let host =
+            Process { is_stopped: false, cluster: Cluster::default(), window: now, authority: now, heartbeat: None };
         let (rows, hosts) = (HOSTS.map(row), [host.clone(), host]);
         Self { now, cluster: Cluster::default(), rows, hosts, is_database_up: true, outage_ended: now - GRACE }
     }
@@ -179,9 +186,10 @@ impl State {
         let process = &mut self.hosts[host];
         let Heartbeat { sent, answer } = process.heartbeat.take().unwrap();
         let (renewed, cluster) = answer.unwrap();
-        let from = if rules == Rules::WindowFromTheAnswer { now } else { sent };
+        let from = |late| if rules == late { now } else { sent };
         if renewed {
-            process.window = from + TimeDelta::from_std(WINDOW).unwrap();
+            process.window = from(Rules::WindowFromTheAnswer) + TimeDelta::from_std(WINDOW).unwrap();
+            process.authority = from(Rules::AuthorityFromTheAnswer) + AUTHORITY;
             process.cluster = cluster;
         } else {
             // It starts anew, and does nothing before its next heartbeat.
@@ -197,6 +205,10 @@ impl State {
             let has_begun = self.hosts[host].cluster.alive_at.is_some();
             if has_begun && self.acts(host, rules) && (row.ended || row.until <= self.now) {
                 return Some(format!("host {host} acts without a lease"));
+            }
+            let nodes_serve = self.now < self.hosts[host].authority;
+            if nodes_serve && !self.cluster.nodes_may_serve(row, AUTHORITY, self.now) {
+                return Some(format!("nodes of host {host} serve what others may take"));
             }
         }
         if HOSTS.iter().all(|host| self.leads(*host, rules)) {
@@ -229,7 +241,8 @@ impl State {
         state.outage_ended = moved(self.outage_ended, GRACE);
         state.rows.iter_mut().for_each(|row| row.until = moved(row.until, END_AFTER + STEP));
         for process in &mut state.hosts {
-            (process.window, process.cluster) = (over(process.window), told(&process.cluster));
+            (process.window, process.authority) = (over(process.window), over(process.authority));
+            process.cluster = told(&process.cluster);
             if let Some(heartbeat) = &mut process.heartbeat {
                 heartbeat.sent = moved(heartbeat.sent, UNDER_WAY);
                 heartbeat.answer = heartbeat.answer.as_ref().map(|(renewed, cluster)| (*renewed, told(cluster)));
@@ -268,6 +281,7 @@ fn exploration_finds_each_rule_that_is_left_out() {
     for (rules, heartbeats, fault) in [
         (Rules::NoWindow, Heartbeats::ByMessage, "acts without a lease"),
         (Rules::WindowFromTheAnswer, Heartbeats::ByMessage, "acts without a lease"),
+        (Rules::AuthorityFromTheAnswer, Heartbeats::ByMessage, "nodes of host 0 serve what others may take"),
         (Rules::NoGrace, Heartbeats::AtOnce, "a host was ended in the grace"),
     ] {
         let found = explore(rules, heartbeats).unwrap_err();
@@ -276,7 +290,7 @@ fn exploration_finds_each_rule_that_is_left_out() {
 }
 
 #[test]
-fn whoever_acts_has_a_lease_one_leads_and_nothing_ends_in_the_grace() {
+fn whoever_acts_has_a_lease_one_leads_nodes_are_waited_for_and_nothing_ends_in_the_grace() {
     for (heartbeats, actions) in [(Heartbeats::AtOnce, 5), (Heartbeats::ByMessage, 8)] {
         let reached = explore(Rules::AsTheyAre, heartbeats).unwrap();
         assert_eq!(reached.len(), actions, "some actions lead nowhere: {reached:?}");

@@ -114,6 +114,8 @@ async fn start_rule_and_stop_hold_when_they_are_answered() {
         assert_eq!(stage.outcome(tunnel, "start").await["status"], "succeeded");
         assert!(Visitor::from("127.0.1.1", public).await.is_some());
     }
+    let asked = "culvert_node_request_duration_seconds_count{kind=\"serve\"}";
+    assert!(stage.agent().metric(asked).await >= Some(3.0));
     let granted = stage.agent().metric("culvert_grants_total{node=\"elsewhere\"}").await;
     assert_eq!(granted, Some(4.0), "one for each start");
 }

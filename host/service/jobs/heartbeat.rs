@@ -12,9 +12,7 @@ use super::Jobs;
 /// Runs until the host stops.
 pub async fn run(jobs: Arc<Jobs>) {
     loop {
-        let beat = beat(&jobs).await;
-        jobs.metrics.fleet.beat(beat.is_ok());
-        let next = match beat {
+        let next = match beat(&jobs).await {
             Ok(()) => HEARTBEAT_EVERY,
             Err(error) => {
                 tracing::warn!(error = %Chain(&error), "the other hosts did not hear of this one");
@@ -33,6 +31,13 @@ pub async fn run(jobs: Arc<Jobs>) {
 ///
 /// If the database does not answer in time.
 pub async fn beat(jobs: &Jobs) -> Result<()> {
+    let sent = jobs.clock.moment();
+    let beat = say_alive(jobs).await;
+    jobs.metrics.fleet.beat(beat.is_ok(), jobs.clock.moment().since(sent));
+    beat
+}
+
+async fn say_alive(jobs: &Jobs) -> Result<()> {
     let (fleet, clock, store) = (&jobs.service.fleet, &jobs.clock, &jobs.service.store);
     let (sent, since_boot) = (clock.moment(), clock.since_boot());
     let heartbeat = clock.timeout(HEARTBEAT_WAIT, store.heartbeat(fleet.host_id(), fleet.lease_until())).await;

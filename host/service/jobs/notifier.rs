@@ -23,6 +23,8 @@ pub struct Notifier {
     hosts: Waiting<(Uuid, ForHost)>,
     nodes: Waiting<Uuid>,
     scopes: Waiting<Uuid>,
+    /// When this host has notified itself, and not heard it yet.
+    echo_sent: Mutex<Option<Instant>>,
 }
 
 /// What is to be told.
@@ -61,6 +63,11 @@ impl Notifier {
         self.nodes.add(node_id);
     }
 
+    /// How long ago this host has notified itself; None if it was heard before.
+    pub(super) fn echo_took(&self) -> Option<Duration> {
+        self.echo_sent.lock().unwrap_or_else(PoisonError::into_inner).take().map(|sent| sent.elapsed())
+    }
+
     /// Something that pages show of a scope has changed.
     pub(super) fn scope_changed(&self, scope_id: Uuid) {
         self.scopes.add(scope_id);
@@ -82,7 +89,9 @@ async fn notify_hosts(jobs: &Jobs) {
             hosts = jobs.notifier.hosts.take() => store.notify_hosts(&hosts).await,
             node_ids = jobs.notifier.nodes.take() => store.notify_of_nodes(host_id, &node_ids).await,
             () = sleep_until(next_echo) => {
-                next_echo = Instant::now() + ECHO_EVERY;
+                let now = Instant::now();
+                next_echo = now + ECHO_EVERY;
+                jobs.notifier.echo_sent.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(now);
                 store.notify_itself(host_id).await
             }
         };

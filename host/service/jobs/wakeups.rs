@@ -104,6 +104,7 @@ impl Wakeups {
         let taken = jobs.service.store.take_hints(jobs.service.fleet.host_id()).await;
         let were_lost = self.seen(|seen| std::mem::replace(&mut seen.lost_hints, taken.is_err()));
         let hints = taken?;
+        jobs.metrics.fleet.took_hints(hints.len());
         if were_lost {
             jobs.agents.wake_all();
         }

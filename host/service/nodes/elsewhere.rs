@@ -101,7 +101,8 @@ impl Nodes {
         if requests.is_empty() {
             return asked;
         }
-        let deadline = self.clock.moment().plus(within);
+        let begun = self.clock.moment();
+        let deadline = begun.plus(within);
         let waits: Vec<_> = requests.iter().map(|request| self.elsewhere.wait_for(request.id)).collect();
         let all_ids: Vec<Uuid> = requests.iter().map(|request| request.id).collect();
         let kinds: Vec<RequestKind> = requests.iter().map(|request| request.kind).collect();
@@ -122,20 +123,20 @@ impl Nodes {
         }
         let answered = self.clock.timeout_at(deadline, self.look_until(join_all(answers))).await;
         asked.answers = answered.ok().and_then(|answers| answers.into_iter().collect::<Result<_, _>>().ok());
-        self.count_requests(&kinds, &asked);
+        self.count_requests(&kinds, &asked, self.clock.moment().since(begun));
         let mut waiting = lock(&self.elsewhere.waiting);
         all_ids.iter().for_each(|id| drop(waiting.remove(id)));
         asked
     }
 
-    fn count_requests(&self, kinds: &[RequestKind], asked: &Asked) {
+    fn count_requests(&self, kinds: &[RequestKind], asked: &Asked, took: Duration) {
         let answer = match asked {
             Asked { is_away: true, .. } => NodeAnswer::HostAway,
             Asked { request_ids, .. } if request_ids.is_empty() => NodeAnswer::HostAway,
             Asked { answers: None, .. } => NodeAnswer::TimedOut,
             Asked { .. } => NodeAnswer::Answered,
         };
-        kinds.iter().for_each(|kind| self.fleet_metrics.asked(*kind, answer));
+        kinds.iter().for_each(|kind| self.fleet_metrics.asked(*kind, answer, took));
     }
 
     /// Looks for answers until all are there.

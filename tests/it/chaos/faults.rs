@@ -46,9 +46,12 @@ enum Part {
 pub type Together = Vec<Fault>;
 
 impl Fault {
-    /// Those that last long.
-    pub fn long(random: &mut Random, hosts: usize, devices: usize) -> Together {
-        vec![Self::SuspendAgent(random.below(devices)), Self::CutOffHost(random.below(hosts))]
+    /// Those that last long: a device, and the host that another one is connected to.
+    pub async fn long(random: &mut Random, stage: &Stage) -> Together {
+        let devices = stage.devices.len();
+        let device = random.below(devices);
+        let host = stage.host_of(&stage.devices[(device + 1) % devices]).await;
+        vec![Self::SuspendAgent(device), Self::CutOffHost(host)]
     }
 
     /// One of each kind that does not, by twos, in an order that the seed says. What is wrong already is left alone.
@@ -157,8 +160,8 @@ impl Fault {
             Self::CutOffHost(number) => {
                 let host = &stage.hosts[number];
                 host.link(Way::Store).set(Mode::Hold);
-                let url = host.link(Way::Agents).address;
-                let alive = format!("SELECT count(*) FROM hosts WHERE agent_url LIKE '%{url}' AND ended_at IS NULL");
+                let url = host.agent_url();
+                let alive = format!("SELECT count(*) FROM hosts WHERE agent_url = '{url}' AND ended_at IS NULL");
                 until_none(stage, history, &alive).await;
                 pause().await;
                 host.link(Way::Store).set(Mode::Pass);

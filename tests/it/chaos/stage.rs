@@ -45,6 +45,10 @@ impl Host {
     pub fn link(&self, way: Way) -> &Link {
         &self.links[way as usize]
     }
+
+    pub fn agent_url(&self) -> String {
+        format!("http://{}", self.link(Way::Agents).address)
+    }
 }
 
 /// A device with a service that says its name.
@@ -125,7 +129,7 @@ impl Stage {
         let place = Place::new(Engine::Sqlite).await;
         let port = named_echo(name.clone()).await;
         let code = first.place.json("culvert device code --account ada@example.com").await;
-        let (code, url) = (code["code"].as_str().unwrap(), format!("http://{}", first.link(Way::Agents).address));
+        let (code, url) = (code["code"].as_str().unwrap(), first.agent_url());
         let enrol = format!("culvert-agent enroll --server {url} --code {code} --name {name}");
         let enrolled = place.json(&enrol).await;
         place.json(&format!("culvert-agent remote-control enable --allow 127.0.0.1:{port}")).await;
@@ -133,7 +137,7 @@ impl Stage {
         let device = Device { id, port, place, program: Mutex::default() };
         device.start().await;
         for host in &self.hosts {
-            let url = format!("http://{}", host.link(Way::Agents).address);
+            let url = host.agent_url();
             within(30, device.place.until_written(".local/state/culvert-agent/hosts.json", &url)).await;
         }
         self.devices.push(Arc::new(device));
@@ -145,6 +149,24 @@ impl Stage {
     pub fn node_at(&self, hostname: &str, port: u16) -> SocketAddr {
         let of_node = |host: &&Arc<Host>| host.link(Way::Node).address.ip().to_string() == hostname;
         SocketAddr::new(self.hosts.iter().find(of_node).unwrap().place.address, port)
+    }
+
+    /// The number of the host that a device is connected to.
+    pub async fn host_of(&self, device: &Device) -> usize {
+        let sql = format!(
+            "SELECT agent_url FROM hosts JOIN device_presence p ON p.host_id = hosts.id WHERE p.device_id = '{}'",
+            device.id
+        );
+        let connected = async {
+            loop {
+                let url = self.server.sql(&sql).await;
+                if let Some(number) = self.hosts.iter().position(|host| host.agent_url() == url) {
+                    return number;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        within(60, connected).await
     }
 
     /// Keeps the logs of all programs and what the database has of hosts and devices. Returns where.
