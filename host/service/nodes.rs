@@ -286,9 +286,13 @@ impl Nodes {
     /// stored. A caller who waits for it before answering a client can promise that the change is in effect, unless this returns
     /// false.
     pub async fn wait_until_applied(&self, node_ids: impl IntoIterator<Item = Uuid>) -> bool {
-        let (here, elsewhere): (Vec<_>, Vec<_>) =
-            node_ids.into_iter().partition(|node_id| self.link(*node_id).is_some());
-        let links: Vec<_> = here.into_iter().filter_map(|node_id| self.link(node_id)).collect();
+        let (mut links, mut elsewhere) = (Vec::new(), Vec::new());
+        for node_id in node_ids {
+            match self.link(node_id) {
+                Some(link) => links.push(link),
+                None => elsewhere.push(node_id),
+            }
+        }
         let here = join_all(links.iter().map(|link| self.apply_here(link)));
         let (here, elsewhere) = tokio::join!(here, self.apply_elsewhere(elsewhere));
         let results: Vec<_> = here.into_iter().chain([elsewhere]).collect();

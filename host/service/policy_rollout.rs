@@ -208,8 +208,21 @@ impl Service {
         let (based_on, generation) = next(active.as_ref(), &candidate);
         let modules = std::mem::take(&mut candidate.modules);
         let number = propose(&self.store, &self.secrets, &generation, modules, 0).await?;
+        let content = generation.content.clone();
         generations.stage(candidate, Generation { number, ..generation });
-        self.roll_out(number, based_on).await
+        match self.roll_out(number, based_on).await {
+            // Other hosts may have read the same at once, as where each gets a SIGHUP.
+            Err(RolloutError::Overtaken) => self.overtaken_by(&content).await,
+            rolled_out => rolled_out,
+        }
+    }
+
+    /// The generation that was faster, if it consists of the same.
+    async fn overtaken_by(&self, content: &str) -> Result<u64, RolloutError> {
+        let active = self.active_policies().await?.filter(|active| active.content == content);
+        let number = active.ok_or(RolloutError::Overtaken)?.number;
+        self.follow_policies().await?;
+        self.decides_everywhere(number).await
     }
 
     /// Goes back to the policies before those that decide, until the next reload, at all hosts. Returns their generation.
@@ -253,9 +266,15 @@ impl Service {
             return Err(problem);
         }
         self.follow_active().await?;
+        let everywhere = self.decides_everywhere(number).await;
+        self.store.forget_policies(modules_of).await?;
+        everywhere
+    }
+
+    /// Waits until each host says that this generation decides there, or a later one.
+    async fn decides_everywhere(&self, number: u64) -> Result<u64, RolloutError> {
         let deadline = self.clock().moment().plus(CONFIRMED_WITHIN);
         let confirmed = self.until_hosts(number, deadline, |stage| stage.decides >= number).await?;
-        self.store.forget_policies(modules_of).await?;
         confirmed.map_err(|hosts| RolloutError::NotConfirmed { number, hosts })?;
         Ok(number)
     }

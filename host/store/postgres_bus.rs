@@ -40,8 +40,8 @@ pub enum Heard {
     Scopes(Vec<Uuid>),
     /// Of more than it names.
     AllScopes,
-    /// The connection is alive.
-    Echo,
+    /// The connection is alive: what this host has notified itself of under this number.
+    Echo(u64),
 }
 
 impl Store {
@@ -62,9 +62,9 @@ impl Store {
         self.notify(hosts.iter().map(message).collect()).await
     }
 
-    /// Has this host hear itself.
-    pub async fn notify_itself(&self, host_id: Uuid) -> Result<()> {
-        self.notify(vec![(channel(host_id), ECHO.into())]).await
+    /// Has this host hear itself, and this number.
+    pub async fn notify_itself(&self, host_id: Uuid, number: u64) -> Result<()> {
+        self.notify(vec![(channel(host_id), format!("{ECHO} {number}"))]).await
     }
 
     /// Tells the hosts of nodes, if they are others, that there is something for their nodes.
@@ -116,8 +116,8 @@ impl Listener {
     fn heard(&self, notification: &PgNotification) -> Option<Heard> {
         let payload = notification.payload();
         if notification.channel() != FLEET {
-            if payload == ECHO {
-                return Some(Heard::Echo);
+            if let Some((ECHO, number)) = payload.split_once(' ') {
+                return number.parse().ok().map(Heard::Echo);
             }
             // What a later version tells of is found within a second.
             return ForHost::parse(payload).map(Heard::Something);

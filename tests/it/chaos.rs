@@ -8,6 +8,7 @@ mod asker;
 mod faults;
 mod history;
 mod load;
+mod silence;
 mod stage;
 
 use std::sync::Arc;
@@ -19,10 +20,11 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use asker::{ANSWER_WITHIN, Random};
+use asker::{Random, answer_within};
 use faults::{Fault, Together};
 use history::History;
 use load::{Client, make_too_many};
+use silence::silence;
 use stage::{Stage, Way};
 
 use crate::support::host::within;
@@ -32,10 +34,8 @@ const HOSTS: usize = 3;
 const CLIENTS: usize = 2;
 /// Two for each client.
 const DEVICES: usize = 2 * CLIENTS;
-/// How long each visitor of a tunnel waits for an answer. The last one is still there when an agent goes on that was silent
-/// for longer than its leases.
-const PATIENCE: [Duration; 3] = [ANSWER_WITHIN, ANSWER_WITHIN, Duration::from_mins(5)];
-/// How often something goes wrong under each seed but the first two.
+const VISITORS: usize = 2;
+/// How often something goes wrong under each seed but the first three.
 const SOME: usize = 3;
 /// Between two things that go wrong.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -53,6 +53,11 @@ const EVENTS: [&str; 5] =
 
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().unwrap())
+}
+
+/// In seconds.
+fn longest_fault() -> u64 {
+    setting("TEST_CHAOS_SECONDS", 4)
 }
 
 /// Shown where the test fails, or with `--no-capture`.
@@ -77,9 +82,9 @@ impl Load {
         let (end, mut clients, mut others) = (CancellationToken::new(), Vec::new(), Vec::new());
         for number in 0..CLIENTS {
             let client = Client::new(stage, history, seed, number).await;
-            for (visitor, patience) in PATIENCE.into_iter().enumerate() {
-                let random = Random::of(seed, (100 + PATIENCE.len() * number + visitor) as u64);
-                others.push(tokio::spawn(client.visitor(random, patience).visit(end.clone())));
+            for visitor in 0..VISITORS {
+                let random = Random::of(seed, (100 + VISITORS * number + visitor) as u64);
+                others.push(tokio::spawn(client.visitor(random, answer_within()).visit(end.clone())));
             }
             clients.push(tokio::spawn(client.run(end.clone())));
         }
@@ -95,17 +100,35 @@ impl Load {
         }
     }
 
-    /// Those of the second: the ones that last long, and others meanwhile.
-    async fn long_ones(&mut self) {
-        let long = Fault::long(&mut self.random, &self.stage).await;
-        let short = Fault::each(&mut self.random, HOSTS, DEVICES, &long);
-        let lasting = vec![self.lasting(); long.len()];
-        let under_way = tokio::spawn(inject(self.stage.clone(), self.history.clone(), self.seed, long, lasting));
-        let mut short = short.into_iter().cycle();
-        while !under_way.is_finished() {
+    /// Those of the second: a device is silent and a host is cut off until they are taken for dead, and others meanwhile.
+    async fn silent_device(&mut self) {
+        let silent = self.random.below(CLIENTS);
+        let device = 2 * (CLIENTS - 1 - silent);
+        let host = self.stage.host_of(&self.stage.devices[device]).await;
+        let (stage, history) = (self.stage.clone(), self.history.clone());
+        let silence = tokio::spawn(silence(stage, history, self.seed, silent));
+        self.beside(Fault::CutOffHost { host, device }, Some(Fault::KillAgent(2 * silent))).await;
+        if let Err(missing) = silence.await.unwrap() {
+            self.history.note().wrong.push(missing);
+        }
+    }
+
+    /// Those of the third: a host stands still until it is taken for dead, and others meanwhile.
+    async fn silent_host(&mut self) {
+        let host = self.random.below(HOSTS);
+        self.beside(Fault::SuspendHostUntilEnded(host), None).await;
+    }
+
+    /// A fault that lasts long, and others meanwhile, which do not concern the same, nor the one that is left out.
+    async fn beside(&mut self, long: Fault, left_out: Option<Fault>) {
+        let leave_alone: Vec<_> = [long].into_iter().chain(left_out).collect();
+        let mut short = Fault::each(&mut self.random, HOSTS, DEVICES, &leave_alone).into_iter().cycle();
+        let (stage, history, lasting) = (self.stage.clone(), self.history.clone(), vec![self.lasting()]);
+        let long = tokio::spawn(inject(stage, history, self.seed, vec![long], lasting));
+        while !long.is_finished() {
             self.inject(short.next().unwrap()).await;
         }
-        under_way.await.unwrap();
+        long.await.unwrap();
     }
 
     /// Those of any other.
@@ -116,7 +139,7 @@ impl Load {
     }
 
     fn lasting(&mut self) -> Duration {
-        self.random.between(SHORTEST, Duration::from_secs(setting("TEST_CHAOS_SECONDS", 4)))
+        self.random.between(SHORTEST, Duration::from_secs(longest_fault()))
     }
 
     async fn inject(&mut self, together: Together) {
@@ -183,7 +206,8 @@ async fn promises_are_kept_whatever_goes_wrong() {
         let mut load = Load::begin(&stage, &history, first + number).await;
         match number {
             0 => load.each_once().await,
-            1 => load.long_ones().await,
+            1 => load.silent_device().await,
+            2 => load.silent_host().await,
             _ => load.some().await,
         }
         load.end().await;
@@ -230,7 +254,7 @@ async fn restored_backup_serves_what_was_to_run_then() {
         *host.program.lock().await = Some(within(60, host.place.serve()).await);
     }
     let end = CancellationToken::new();
-    let visits = tokio::spawn(kept.visitor(Random::of(0, 0), ANSWER_WITHIN).visit(end.clone()));
+    let visits = tokio::spawn(kept.visitor(Random::of(0, 0), answer_within()).visit(end.clone()));
     within(60, async {
         while history.note().visits.is_empty() {
             history.clock.sleep(Duration::from_millis(100)).await;
@@ -257,7 +281,7 @@ async fn recover(history: &Arc<History>, clients: &mut [Client]) {
             history.clock.sleep(Duration::from_secs(1)).await;
         }
         let seen = history.note().visits.len();
-        let visits = tokio::spawn(client.visitor(Random::of(0, 0), ANSWER_WITHIN).visit(end.clone()));
+        let visits = tokio::spawn(client.visitor(Random::of(0, 0), answer_within()).visit(end.clone()));
         let visited = async {
             while history.note().visits.len() == seen {
                 history.clock.sleep(Duration::from_millis(100)).await;
@@ -286,7 +310,8 @@ async fn events(stage: &Stage, history: &History) {
     last.kill().await;
     let killed = history.clock.moment();
     let mut receiver = stage.receiver.lock().await;
-    loop {
+    let mut is_told = false;
+    while !is_told {
         for delivered in receiver.waiting() {
             let event = delivered.event();
             let kind = event["type"].as_str().unwrap().to_owned();
@@ -300,7 +325,7 @@ async fn events(stage: &Stage, history: &History) {
                 let after = history.clock.moment().since(killed);
                 let was_silent = history.note().silent.iter().any(|id| id == of);
                 if of == last.id && after >= Duration::from_secs(30) {
-                    return;
+                    is_told = true;
                 } else if !was_silent {
                     history.note().wrong.push(format!("quiet: {of} is said to be offline, {after:?} after the kill"));
                 }

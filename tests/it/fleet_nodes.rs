@@ -120,6 +120,19 @@ async fn start_rule_and_stop_hold_when_they_are_answered() {
     assert_eq!(granted, Some(4.0), "one for each start");
 }
 
+/// Where the node's host could not be asked, nobody says that rules are in force.
+#[tokio::test]
+async fn rules_are_not_said_to_be_in_force_by_a_node_that_was_not_asked() {
+    let stage = Stage::set().await;
+    let firewall = format!("/tunnels/{}/firewall", stage.running().await);
+    let replace = async || stage.api().put(&firewall, json!({"rules": []})).await.data()["enforced"].clone();
+    let url = stage.node().config().database_url();
+    run(&url, "ALTER TABLE node_requests ADD CONSTRAINT asked CHECK (kind <> 'apply')").await;
+    assert_eq!(replace().await, false);
+    run(&url, "ALTER TABLE node_requests DROP CONSTRAINT asked").await;
+    assert_eq!(replace().await, true);
+}
+
 /// The last bytes of a visit are counted, although the node's host stores them and the agent's host ends the session.
 #[tokio::test]
 async fn traffic_of_a_stopped_tunnel_is_counted() {

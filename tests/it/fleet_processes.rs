@@ -1,5 +1,6 @@
 //! Several hosts as an operator runs them: processes on one PostgreSQL database, with one agent.
 
+use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::json;
 use tokio::net::TcpStream;
@@ -25,10 +26,8 @@ async fn until_status(apis: &[Api], tunnel: &str, status: &str) {
     }
 }
 
-/// The agent goes to another host within seconds, nobody who visits its tunnel notices, and the killed host takes its place
-/// again at once.
-#[tokio::test]
-async fn killed_host_costs_its_agent_a_reconnect() {
+/// Three hosts that run. The last one has another limit a day.
+async fn three_hosts() -> (Vec<Place>, Vec<Program>) {
     let first = named(Place::new(Engine::Postgres).await, "a");
     let mut places = vec![first];
     let mut hosts: Vec<Program> = vec![places[0].serve().await];
@@ -38,6 +37,31 @@ async fn killed_host_costs_its_agent_a_reconnect() {
         hosts.push(place.serve().await);
         places.push(place);
     }
+    (places, hosts)
+}
+
+/// As where a tool has all hosts read their configuration, which is the same: nobody is told that others were faster.
+#[tokio::test]
+async fn same_policies_are_reloaded_at_all_hosts_at_once() {
+    let (places, hosts) = three_hosts().await;
+    for _ in 0..3 {
+        let reloads = join_all(places.iter().map(|place| place.json("culvert policy reload"))).await;
+        let newest = reloads.iter().map(|reloaded| reloaded["generation"].as_u64().unwrap()).max().unwrap();
+        for place in &places {
+            let status = place.json("culvert policy status").await;
+            assert_eq!((&status["generation"], &status["last_failure"]), (&json!(newest), &json!(null)), "{status}");
+        }
+    }
+    for host in hosts {
+        assert_eq!(host.interrupt().await, Some(0));
+    }
+}
+
+/// The agent goes to another host within seconds, nobody who visits its tunnel notices, and the killed host takes its place
+/// again at once.
+#[tokio::test]
+async fn killed_host_costs_its_agent_a_reconnect() {
+    let (places, mut hosts) = three_hosts().await;
     let [a, b, c] = &places[..] else { panic!("three hosts") };
     a.json("culvert account create --email ada@example.com --name Ada").await;
     let key = a.json("culvert key create --account ada@example.com --scopes full_access").await;
@@ -69,16 +93,19 @@ async fn killed_host_costs_its_agent_a_reconnect() {
     // A host that stands applies nothing, and nobody says that it does.
     let firewall = format!("{path}/firewall");
     hosts[2].signal("-STOP").await;
-    let replace = async |api: &Api| {
+    let replace = async |api: &Api, key: &str| {
         let request = api.request(Method::PUT, &firewall).json(&json!({"rules": []}));
-        api.send(request.header("idempotency-key", "one")).await.data()["enforced"].clone()
+        api.send(request.header("idempotency-key", key)).await.data()["enforced"].clone()
     };
-    let at_once = tokio::join!(replace(&apis[0]), replace(&apis[1]));
+    let at_once = tokio::join!(replace(&apis[0], "one"), replace(&apis[1], "one"));
     assert_eq!(at_once, (json!(false), json!(false)), "also to who asks elsewhere meanwhile");
-    assert_eq!(replace(&apis[0]).await, json!(false), "also under the same key");
+    assert_eq!(replace(&apis[0], "one").await, json!(false), "also under the same key");
     hosts[2].signal("-CONT").await;
     let rules = async || apis[0].put(&firewall, json!({"rules": []})).await.data()["enforced"] == true;
     within(20, async { while !rules().await {} }).await;
+    for api in &apis {
+        assert_eq!(replace(api, "two").await, json!(true), "what the first was answered");
+    }
 
     hosts.remove(1).kill().await;
     within(20, agent.until("connected server=")).await;

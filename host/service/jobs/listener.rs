@@ -45,7 +45,7 @@ async fn listen(jobs: &Jobs) -> Result<Infallible> {
             Heard::Something(what) => look(jobs, what).await?,
             Heard::Scopes(scope_ids) => scope_ids.into_iter().for_each(|scope_id| jobs.changes.tell(scope_id)),
             Heard::AllScopes => jobs.changes.tell_all(),
-            Heard::Echo => jobs.notifier.echo_took().into_iter().for_each(|took| jobs.metrics.fleet.heard_itself(took)),
+            Heard::Echo(sent) => jobs.metrics.fleet.heard_itself(jobs.notifier.since(sent)),
         }
     }
 }

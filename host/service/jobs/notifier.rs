@@ -18,13 +18,20 @@ const ECHO_EVERY: Duration = Duration::from_secs(1);
 /// Least time between two notifications of what pages show.
 const BETWEEN_SCOPES: Duration = Duration::from_millis(100);
 
-#[derive(Default)]
 pub struct Notifier {
     hosts: Waiting<(Uuid, ForHost)>,
     nodes: Waiting<Uuid>,
     scopes: Waiting<Uuid>,
-    /// When this host has notified itself, and not heard it yet.
-    echo_sent: Mutex<Option<Instant>>,
+    /// Echoes are numbered by the milliseconds since then.
+    begun: Instant,
+}
+
+impl Default for Notifier {
+    #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
+    fn default() -> Self {
+        let begun = Instant::now();
+        Self { hosts: Waiting::default(), nodes: Waiting::default(), scopes: Waiting::default(), begun }
+    }
 }
 
 /// What is to be told.
@@ -63,9 +70,9 @@ impl Notifier {
         self.nodes.add(node_id);
     }
 
-    /// How long ago this host has notified itself; None if it was heard before.
-    pub(super) fn echo_took(&self) -> Option<Duration> {
-        self.echo_sent.lock().unwrap_or_else(PoisonError::into_inner).take().map(|sent| sent.elapsed())
+    /// How long ago an echo of this number was sent.
+    pub(super) fn since(&self, sent: u64) -> Duration {
+        self.begun.elapsed().saturating_sub(Duration::from_millis(sent))
     }
 
     /// Something that pages show of a scope has changed.
@@ -89,10 +96,9 @@ async fn notify_hosts(jobs: &Jobs) {
             hosts = jobs.notifier.hosts.take() => store.notify_hosts(&hosts).await,
             node_ids = jobs.notifier.nodes.take() => store.notify_of_nodes(host_id, &node_ids).await,
             () = sleep_until(next_echo) => {
-                let now = Instant::now();
-                next_echo = now + ECHO_EVERY;
-                jobs.notifier.echo_sent.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(now);
-                store.notify_itself(host_id).await
+                next_echo = Instant::now() + ECHO_EVERY;
+                let sent = u64::try_from(jobs.notifier.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+                store.notify_itself(host_id, sent).await
             }
         };
         report(result);

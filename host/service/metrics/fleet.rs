@@ -129,7 +129,9 @@ impl FleetMetrics {
     }
 
     pub(crate) fn asked(&self, kind: RequestKind, answer: NodeAnswer, took: Duration) {
-        self.request_durations.0.get_or_create(&AskedFor { kind: kind.as_str() }).observe(took.as_secs_f64());
+        if matches!(answer, NodeAnswer::Answered) {
+            self.request_durations.0.get_or_create(&AskedFor { kind: kind.as_str() }).observe(took.as_secs_f64());
+        }
         self.count(kind, answer, 1);
     }
 

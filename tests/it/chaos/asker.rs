@@ -9,13 +9,18 @@ use reqwest::Method;
 use serde_json::Value as Json;
 
 use super::history::{History, Repeated, Span};
+use super::longest_fault;
 use super::stage::Stage;
 use crate::support::api::Api;
 
-/// How long one host has for an answer, and all of them.
-pub const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// How long all hosts together have for an answer.
 pub const ANSWERED_WITHIN: Duration = Duration::from_mins(2);
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
+
+/// How long one host has for an answer, or a visit: longer than a fault lasts. What was given up takes no effect later.
+pub fn answer_within() -> Duration {
+    Duration::from_secs(longest_fault() + 2)
+}
 
 /// Numbers that a seed stands for.
 pub struct Random(TestRng);
@@ -131,7 +136,7 @@ async fn ask_at(
     body: Option<&Json>,
     key: Option<&str>,
 ) -> reqwest::Result<(u16, Json)> {
-    let mut request = api.request(method.clone(), path).timeout(ANSWER_WITHIN);
+    let mut request = api.request(method.clone(), path).timeout(answer_within());
     if let Some(body) = body {
         request = request.json(body);
     }

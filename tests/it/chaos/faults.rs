@@ -19,17 +19,20 @@ pub enum Fault {
     KillHost(usize),
     /// `kill -STOP`, and then `-CONT`.
     SuspendHost(usize),
+    /// The same, until the other hosts have ended it.
+    SuspendHostUntilEnded(usize),
     /// A stop and a start in order.
     RestartHost(usize),
     KillAgent(usize),
-    /// Until its leases are over, so that its tunnels can go to other devices.
-    SuspendAgent(usize),
     StopDatabase(Stop),
     /// The sessions of PostgreSQL that listen are ended.
     EndListeners,
     Link(Way, usize, Mode),
-    /// A host has no database until the others have ended it.
-    CutOffHost(usize),
+    /// A host, to which a device is connected, has no database until the others have ended it. The device is not to notice.
+    CutOffHost {
+        host: usize,
+        device: usize,
+    },
     ReloadPolicies(usize),
 }
 
@@ -46,16 +49,8 @@ enum Part {
 pub type Together = Vec<Fault>;
 
 impl Fault {
-    /// Those that last long: a device, and the host that another one is connected to.
-    pub async fn long(random: &mut Random, stage: &Stage) -> Together {
-        let devices = stage.devices.len();
-        let device = random.below(devices);
-        let host = stage.host_of(&stage.devices[(device + 1) % devices]).await;
-        vec![Self::SuspendAgent(device), Self::CutOffHost(host)]
-    }
-
-    /// One of each kind that does not, by twos, in an order that the seed says. What is wrong already is left alone.
-    pub fn each(random: &mut Random, hosts: usize, devices: usize, beside: &[Self]) -> Vec<Together> {
+    /// One of each kind that does not last long, by twos, in an order that the seed says. What these concern is left alone.
+    pub fn each(random: &mut Random, hosts: usize, devices: usize, leave_alone: &[Self]) -> Vec<Together> {
         let mut host = || random.below(hosts);
         let modes = [Mode::Hold, Mode::Cut, Mode::HoldToServer, Mode::HoldToClient, Mode::Delay(100)];
         let mut faults = vec![
@@ -71,7 +66,7 @@ impl Fault {
             faults.extend(modes.map(|mode| Self::Link(way, host(), mode)));
         }
         faults.push(Self::KillAgent(random.below(devices)));
-        by_twos(random.shuffle(faults), beside)
+        by_twos(random.shuffle(faults), leave_alone)
     }
 
     fn parts(self) -> Vec<Part> {
@@ -81,15 +76,13 @@ impl Fault {
             }
             Self::SuspendHost(host) => vec![Part::Host(host)],
             Self::KillAgent(device) => vec![Part::Agent(device)],
-            // Without a database, and in the grace after it, no lease ends.
-            Self::SuspendAgent(device) => vec![Part::Agent(device), Part::Database],
             Self::StopDatabase(_) | Self::EndListeners => vec![Part::Database],
             Self::Link(way, host, _) => vec![Part::Link(way, host)],
-            Self::CutOffHost(host) => vec![Part::Host(host), Part::Link(Way::Store, host), Part::Database],
-            // Every host that is alive has to load them.
-            Self::ReloadPolicies(_) => {
-                let of_host = |host| [Part::Host(host), Part::Link(Way::Store, host)];
-                (0..super::HOSTS).flat_map(of_host).chain([Part::Database]).collect()
+            // Every host that is alive has to load them. Without a database, and in the grace after it, no host is ended; nor
+            // by one that does not reach it.
+            Self::ReloadPolicies(_) | Self::SuspendHostUntilEnded(_) => all_hosts(),
+            Self::CutOffHost { host, device } => {
+                all_hosts().into_iter().chain([Part::Link(Way::Agents, host), Part::Agent(device)]).collect()
             }
         }
     }
@@ -109,10 +102,13 @@ impl Fault {
                 pause().await;
                 *program = Some(within(60, host.place.serve()).await);
             }
-            Self::SuspendHost(number) => {
+            Self::SuspendHost(number) | Self::SuspendHostUntilEnded(number) => {
                 let program = stage.hosts[number].program.lock().await;
                 let program = program.as_ref().unwrap();
                 program.signal("-STOP").await;
+                if matches!(self, Self::SuspendHostUntilEnded(_)) {
+                    until_ended(stage, history, number).await;
+                }
                 pause().await;
                 program.signal("-CONT").await;
             }
@@ -131,18 +127,6 @@ impl Fault {
                 pause().await;
                 device.start().await;
             }
-            Self::SuspendAgent(number) => {
-                let device = &stage.devices[number];
-                history.note().silent.push(device.id.clone());
-                let program = device.program.lock().await;
-                let program = program.as_ref().unwrap();
-                program.signal("-STOP").await;
-                let present =
-                    format!("SELECT count(*) FROM device_presence WHERE device_id = '{}' AND online", device.id);
-                until_none(stage, history, &present).await;
-                pause().await;
-                program.signal("-CONT").await;
-            }
             Self::StopDatabase(how) => {
                 stage.server.stop(how).await;
                 pause().await;
@@ -157,14 +141,12 @@ impl Fault {
                 pause().await;
                 link.set(Mode::Pass);
             }
-            Self::CutOffHost(number) => {
-                let host = &stage.hosts[number];
-                host.link(Way::Store).set(Mode::Hold);
-                let url = host.agent_url();
-                let alive = format!("SELECT count(*) FROM hosts WHERE agent_url = '{url}' AND ended_at IS NULL");
-                until_none(stage, history, &alive).await;
+            Self::CutOffHost { host, .. } => {
+                let link = stage.hosts[host].link(Way::Store);
+                link.set(Mode::Hold);
+                until_ended(stage, history, host).await;
                 pause().await;
-                host.link(Way::Store).set(Mode::Pass);
+                link.set(Mode::Pass);
             }
             Self::ReloadPolicies(number) => {
                 let output = within(120, stage.hosts[number].place.run("culvert policy reload")).await;
@@ -177,8 +159,21 @@ impl Fault {
     }
 }
 
+/// All hosts, and their ways to the database.
+fn all_hosts() -> Vec<Part> {
+    let of_host = |host| [Part::Host(host), Part::Link(Way::Store, host)];
+    (0..super::HOSTS).flat_map(of_host).chain([Part::Database]).collect()
+}
+
+/// Waits until the other hosts have ended one.
+async fn until_ended(stage: &Stage, history: &History, host: usize) {
+    let url = stage.hosts[host].agent_url();
+    let alive = format!("SELECT count(*) FROM hosts WHERE agent_url = '{url}' AND ended_at IS NULL");
+    until_none(stage, history, &alive).await;
+}
+
 /// Waits until a statement counts nothing.
-async fn until_none(stage: &Stage, history: &History, count: &str) {
+pub async fn until_none(stage: &Stage, history: &History, count: &str) {
     let begun = history.clock.moment();
     while stage.server.sql(count).await != "0" {
         assert!(history.clock.moment().since(begun) < NOTICED_WITHIN, "there is one still: {count}");

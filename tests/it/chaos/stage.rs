@@ -1,6 +1,6 @@
 //! The programs: PostgreSQL, three hosts, and agents, with a link between any two of them.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
 use crate::support::api::Api;
-use crate::support::host::{Engine, within};
+use crate::support::host::{Engine, own_address, within};
 use crate::support::link::Link;
 use crate::support::program::{Place, Program};
 use crate::support::receiver::{Authority, Receiver};
@@ -51,10 +51,12 @@ impl Host {
     }
 }
 
+/// Where every device has its service: by this name, each reaches its own.
+pub const SERVICE: (&str, u16) = ("service.test", 7000);
+
 /// A device with a service that says its name.
 pub struct Device {
     pub id: String,
-    pub port: u16,
     place: Place,
     pub program: Mutex<Option<Program>>,
 }
@@ -127,14 +129,19 @@ impl Stage {
     async fn add_device(&mut self, number: usize) {
         let (first, name) = (&self.hosts[0], format!("device-{number}"));
         let place = Place::new(Engine::Sqlite).await;
-        let port = named_echo(name.clone()).await;
+        let address = named_echo(name.clone()).await;
+        let hosts = format!("127.0.0.1 localhost\n{address} {}\n", SERVICE.0);
+        std::fs::write(place.folder.path().join("hosts"), hosts).unwrap();
+        let agent = Place::programs().join("culvert-agent");
+        let script = format!("mount --bind hosts /etc/hosts && exec {} run", agent.display());
+        std::fs::write(place.folder.path().join("agent.sh"), script).unwrap();
         let code = first.place.json("culvert device code --account ada@example.com").await;
         let (code, url) = (code["code"].as_str().unwrap(), first.agent_url());
         let enrol = format!("culvert-agent enroll --server {url} --code {code} --name {name}");
         let enrolled = place.json(&enrol).await;
-        place.json(&format!("culvert-agent remote-control enable --allow 127.0.0.1:{port}")).await;
+        place.json(&format!("culvert-agent remote-control enable --allow {}:{}", SERVICE.0, SERVICE.1)).await;
         let id = enrolled["device_id"].as_str().unwrap_or_else(|| panic!("{enrolled}")).to_owned();
-        let device = Device { id, port, place, program: Mutex::default() };
+        let device = Device { id, place, program: Mutex::default() };
         device.start().await;
         for host in &self.hosts {
             let url = host.agent_url();
@@ -187,7 +194,7 @@ impl Stage {
 
 impl Device {
     pub async fn start(&self) {
-        let mut program = self.place.start_logged("culvert-agent run");
+        let mut program = self.place.start_logged("unshare -rm sh agent.sh");
         within(60, program.until("connected server=")).await;
         *self.program.lock().await = Some(program);
     }
@@ -206,10 +213,10 @@ async fn account(place: &Place, email: &str, plan: &str) -> String {
     made["key"].as_str().unwrap().to_owned()
 }
 
-/// A service that answers each line with a name.
-async fn named_echo(name: String) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
+/// A service that answers each line with a name, at an address of its own.
+async fn named_echo(name: String) -> IpAddr {
+    let listener = TcpListener::bind((own_address(), SERVICE.1)).await.unwrap();
+    let address = listener.local_addr().unwrap().ip();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let name = name.clone();
@@ -225,5 +232,5 @@ async fn named_echo(name: String) -> u16 {
             });
         }
     });
-    port
+    address
 }
