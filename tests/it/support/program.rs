@@ -111,8 +111,9 @@ impl Place {
         }
     }
 
+    /// One of ours, or any other.
     fn command(&self, program: &str) -> Command {
-        self.command_of(binary(program))
+        if program.starts_with("culvert") { self.command_of(binary(program)) } else { self.command_of(program) }
     }
 
     /// Any program, with what this place's programs are told by their environment.
