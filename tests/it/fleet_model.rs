@@ -1,6 +1,7 @@
-//! Explores what two hosts and their database can come to: every order in which heartbeats are sent, applied, answered and
-//! lost, hosts are stopped and go on, and the database is away; and what their nodes may serve meanwhile. The rules are those of `culvert_domain::fleet` themselves.
-//! Breadth-first, by hand: stateright was weighed, of which this would use a queue and a set.
+//! Explores what two hosts and their database can come to: every order in which heartbeats are sent, applied, answered
+//! and lost, hosts are stopped and go on, and the database is away; and what their nodes serve meanwhile. The rules are
+//! those of `culvert_domain::fleet` themselves. Breadth-first, by hand: stateright was weighed, of which this would use a
+//! queue and a set.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 
@@ -12,7 +13,8 @@ use uuid::Uuid;
 const STEP: TimeDelta = TimeDelta::seconds(5);
 /// How long a heartbeat is under way, at most.
 const UNDER_WAY: TimeDelta = TimeDelta::seconds(10);
-/// How long nodes serve without the database. An operator may not set so little; longer is the same, with more states.
+/// How long nodes serve without the database. An operator may not set so little, but longer has many more states. From 70
+/// seconds on a grace counts as well, which is for clocks that jump; time does not jump here.
 const AUTHORITY: TimeDelta = TimeDelta::seconds(20);
 /// States, at most: those that are the furthest away are left out.
 const MOST: usize = 200_000;

@@ -31,7 +31,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Whether datagrams of a direction pass, which this mode holds.
+    /// Whether datagrams of one direction pass. `held` is the mode that holds this direction alone.
     fn passes(self, held: Self) -> bool {
         !matches!(self, Self::Hold | Self::Cut) && self != held
     }
