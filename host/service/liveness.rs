@@ -62,8 +62,16 @@ pub struct LastState {
 pub struct Due {
     /// Devices that were silent for too long.
     pub silent: Vec<Silent>,
-    /// Leases that were not renewed in time, with the ids of their scopes.
-    pub expired: Vec<(Uuid, Uuid)>,
+    /// Leases that were not renewed in time.
+    pub expired: Vec<Expired>,
+}
+
+/// A lease that was not renewed in time.
+#[derive(Clone, Copy, Debug)]
+pub struct Expired {
+    pub session_id: Uuid,
+    pub connection: Connection,
+    pub scope_id: Uuid,
 }
 
 /// A device that was silent for too long.
@@ -183,9 +191,12 @@ impl Liveness {
     /// What is due now. It stays due until it is released or forgotten.
     pub(crate) fn due(&self) -> Due {
         let (held, now) = (self.held(), self.clock.now());
-        let scope_of = |device_id: &Uuid| held.devices.get(device_id).map(|device| device.scope_id);
+        let expired = |session_id| {
+            let HeldDevice { connection, scope_id, .. } = held.devices.get(held.holders.get(&session_id)?)?;
+            Some(Expired { session_id, connection: *connection, scope_id: *scope_id })
+        };
         let silent = held.silence.due(now).filter_map(|id| held.devices.get(&id));
-        let expired = held.ends.due(now).filter_map(|id| Some((id, scope_of(held.holders.get(&id)?)?)));
+        let expired = held.ends.due(now).filter_map(expired);
         let silent = silent.map(|HeldDevice { connection, scope_id, seen_at, .. }| Silent {
             connection: *connection,
             scope_id: *scope_id,

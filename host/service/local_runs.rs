@@ -81,6 +81,8 @@ pub(crate) async fn plan_is_known(service: &Service, scope_id: Uuid) -> Result<b
 }
 
 async fn scope_plan(service: &Service, scope_id: Uuid) -> Result<String> {
+    // Where this host does not have the policies that decide, nothing starts by others.
+    service.policies.check()?;
     let scope = service.store.scope(scope_id).await?;
     Ok(scope.map(|scope| scope.plan).unwrap_or_default())
 }

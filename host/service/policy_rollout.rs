@@ -7,7 +7,7 @@
 mod opening;
 mod trial;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -52,6 +52,8 @@ pub(crate) struct PolicyRollout {
     news: Notify,
     /// The generation that decides, where this host cannot load it; otherwise 0.
     unloadable: AtomicU64,
+    /// The database does not know yet what decides here.
+    pub(crate) is_unconfirmed: AtomicBool,
 }
 
 /// Why other policies do not decide, in one line.
@@ -144,6 +146,7 @@ impl PolicyRollout {
             how_to_try: OnceLock::new(),
             news: Notify::new(),
             unloadable: AtomicU64::new(0),
+            is_unconfirmed: AtomicBool::new(false),
         }
     }
 
@@ -274,7 +277,7 @@ impl Service {
     /// Waits until each host says that this generation decides there, or a later one.
     async fn decides_everywhere(&self, number: u64) -> Result<u64, RolloutError> {
         let deadline = self.clock().moment().plus(CONFIRMED_WITHIN);
-        let confirmed = self.until_hosts(number, deadline, |stage| stage.decides >= number).await?;
+        let confirmed = self.until_hosts(number, None, deadline, |stage| stage.decides >= number).await?;
         confirmed.map_err(|hosts| RolloutError::NotConfirmed { number, hosts })?;
         Ok(number)
     }
@@ -283,7 +286,7 @@ impl Service {
         self.store.note_policy_stage(number, Ok(None)).await?;
         let deadline = self.clock().moment().plus(LOADED_WITHIN);
         loop {
-            let loaded = self.until_hosts(number, deadline, |stage| stage.is_loaded).await?;
+            let loaded = self.until_hosts(number, Some(based_on), deadline, |stage| stage.is_loaded).await?;
             loaded.map_err(RolloutError::NotLoaded)?;
             match self.store.activate_policies(number, based_on).await? {
                 Activation::Active => return Ok(()),
@@ -302,6 +305,9 @@ impl Service {
             // Read before the other: whatever has come to decide here meanwhile is newer.
             let former = generations.number();
             let active = self.store.active_policy_number().await?;
+            if active == former && self.policies.is_unconfirmed.load(Ordering::Relaxed) {
+                self.confirm(active).await?;
+            }
             if active == former || !generations.is_ready(active) {
                 return Ok(active);
             }
@@ -315,17 +321,21 @@ impl Service {
     /// Says that a generation decides here.
     async fn confirm(&self, number: u64) -> Result<()> {
         self.store.send_hint(Hint::Installation);
+        self.policies.is_unconfirmed.store(true, Ordering::Relaxed);
         self.store.confirm_policies(number).await?;
+        self.policies.is_unconfirmed.store(false, Ordering::Relaxed);
         let proposed_by = self.store.policy_generation(number).await?.and_then(|stored| stored.proposed_by);
         let other = proposed_by.filter(|id| Some(*id) != self.store.host_id());
         self.tell_hosts(other.as_slice()).await;
         Ok(())
     }
 
-    /// Waits until all other hosts that are alive are so far with a generation. The inner error names those that are not.
+    /// Waits until all other hosts that are alive are so far with a generation, as long as the one decides that it is to
+    /// replace. The inner error names those that are not.
     async fn until_hosts(
         &self,
         number: u64,
+        based_on: Option<u64>,
         deadline: Moment,
         is_done: impl Fn(&HostStage) -> bool,
     ) -> Result<Result<(), String>, RolloutError> {
@@ -341,6 +351,11 @@ impl Service {
             let waited_for: Vec<_> = stages.iter().filter(|stage| !is_done(stage)).collect();
             if waited_for.is_empty() {
                 break;
+            }
+            if let Some(based_on) = based_on
+                && self.store.active_policy_number().await? != based_on
+            {
+                return Err(RolloutError::Overtaken);
             }
             let left = deadline.since(clock.moment());
             if left.is_zero() {

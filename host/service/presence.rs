@@ -31,6 +31,8 @@ pub(crate) async fn connect(write: &mut Write, device_id: Uuid, new: NewConnecti
 ///
 /// If the database fails.
 pub(crate) async fn set_offline(write: &mut Write, device_id: Uuid, reason: OfflineReason) -> Result<()> {
+    // Afterwards nobody knows any longer which host holds its connection.
+    write.hint_other_hosts(&[device_id]).await?;
     if !write.set_device_offline(device_id, reason).await? {
         return Ok(());
     }

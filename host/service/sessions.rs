@@ -1,5 +1,6 @@
 //! Sessions: opening and ending them, with the events of each.
 
+use culvert_domain::connection::Connection;
 use culvert_domain::error::Result;
 use culvert_domain::lease::Lease;
 use culvert_domain::session::{EndReason, SESSION_LEASE, Target};
@@ -90,12 +91,16 @@ pub async fn expire(write: &mut Write, session_id: Uuid) -> Result<()> {
     }
 }
 
-/// Ends a session whose lease this host has held, and whose agent did not renew it in time.
+/// Ends a session whose lease this host has held, and whose agent did not renew it in time. An agent that has connected
+/// elsewhere meanwhile renews it there.
 ///
 /// # Errors
 ///
 /// If the database fails.
-pub async fn expire_held(write: &mut Write, session_id: Uuid) -> Result<()> {
+pub async fn expire_held(write: &mut Write, connection: Connection, session_id: Uuid) -> Result<()> {
+    if !write.is_current(connection).await? {
+        return Ok(());
+    }
     match write.lease(session_id).await? {
         Some(lease) => end_expired(write, &lease).await,
         None => Ok(()),

@@ -397,6 +397,9 @@ impl Write {
         self.save(&cluster).await?;
         // It has no connections yet, and registers its nodes next.
         self.take_hints(*id).await?;
+        // Nor does it keep what the former process has answered: what that one had ended, it may serve again.
+        let withdraw = sql!("UPDATE node_requests SET state = 'withdrawn' WHERE host_id = $1");
+        self.execute(withdraw, args![*id]).await?;
         self.execute(sql!("UPDATE nodes SET host_id = NULL WHERE host_id = $1"), args![*id]).await?;
         Ok(Claim::Taken(now))
     }
@@ -464,7 +467,8 @@ impl Write {
     /// How many devices were released.
     async fn release_devices(&mut self, host_id: Uuid) -> Result<usize> {
         let sql = sql!(
-            "UPDATE device_presence SET host_id = NULL WHERE device_id IN \
+            // The host is named twice: a device that another one lets in at the moment is looked at again with it alone.
+            "UPDATE device_presence SET host_id = NULL WHERE host_id = $1 AND device_id IN \
                  (SELECT device_id FROM device_presence WHERE host_id = $1 \
                   AND EXISTS (SELECT 1 FROM hosts h WHERE h.id = $1 AND h.ended_at IS NOT NULL) LIMIT $2) RETURNING device_id"
         );

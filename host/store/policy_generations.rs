@@ -200,7 +200,8 @@ impl Store {
         activate.await
     }
 
-    /// Takes back a generation that does not decide.
+    /// Takes back a generation that does not decide. One whose activation is in doubt, for its commit was not answered, is
+    /// waited for.
     pub async fn withdraw_policies(&self, number: u64) -> Result<()> {
         let sql = sql!(
             "DELETE FROM policy_generations WHERE number = $1 \
@@ -208,6 +209,7 @@ impl Store {
         );
         let withdraw = self.write(None, move |write| {
             Box::pin(async move {
+                write.lock_alone(GENERATIONS).await?;
                 write.execute(sql, args![number]).await?;
                 write.execute(sql!("DELETE FROM policy_stages WHERE generation = $1"), args![number]).await?;
                 Ok(())

@@ -24,7 +24,7 @@ use asker::{Random, answer_within};
 use faults::{Fault, Together};
 use history::History;
 use load::{Client, make_too_many};
-use silence::silence;
+use silence::{silence, until_started};
 use stage::{Stage, Way};
 
 use crate::support::host::within;
@@ -106,8 +106,18 @@ impl Load {
         let device = 2 * (CLIENTS - 1 - silent);
         let host = self.stage.host_of(&self.stage.devices[device]).await;
         let (stage, history) = (self.stage.clone(), self.history.clone());
-        let silence = tokio::spawn(silence(stage, history, self.seed, silent));
+        let mut steady = Client::new(&stage, &history, self.seed, device / 2).await;
+        let started = until_started(&history, &mut steady, 0).await;
+        let ended =
+            format!("SELECT count(*) FROM sessions WHERE tunnel_id = '{}' AND ended_at IS NOT NULL", steady.tunnel);
+        let before = stage.server.sql(&ended).await;
+        let silence = tokio::spawn(silence(stage.clone(), history.clone(), self.seed, silent));
         self.beside(Fault::CutOffHost { host, device }, Some(Fault::KillAgent(2 * silent))).await;
+        if let Err(missing) = started {
+            history.note().wrong.push(missing);
+        } else if stage.server.sql(&ended).await != before {
+            history.note().wrong.push(format!("quiet: {} has ended, whose device stayed connected", steady.tunnel));
+        }
         if let Err(missing) = silence.await.unwrap() {
             self.history.note().wrong.push(missing);
         }

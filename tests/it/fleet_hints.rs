@@ -11,6 +11,7 @@ use crate::fleet::Runs;
 use crate::support::database::{run, texts_of};
 use crate::support::fleet::TestFleet;
 use crate::support::host::within;
+use crate::support::program::command_at;
 
 /// Backends of the database that listen.
 const LISTENERS: &str =
@@ -49,6 +50,17 @@ async fn command_reaches_a_device_at_another_host_by_a_notification() {
     // A host hears itself as well, once a second.
     let echo = "culvert_notification_echo_duration_seconds_count";
     elsewhere.until_found(async || (elsewhere.metric(echo).await >= Some(1.0)).then_some(())).await;
+}
+
+/// Nobody waits for the next report of the host that holds its connection: that host looks within a second.
+#[tokio::test]
+async fn removed_device_leaves_its_host_soon() {
+    let fleet = TestFleet::start(2).await;
+    let ada = fleet.hosts[0].person("ada").await;
+    let (device, mut wire) = fleet.hosts[1].wired(&ada, ada.account_id).await;
+    command_at(&fleet.hosts[0], &["device", "remove", &device.id.to_string()]).await;
+    fleet.pass(Duration::from_secs(3)).await;
+    within(20, async { while wire.next().await.is_some() {} }).await;
 }
 
 /// Whoever listens again looks for what it has missed.

@@ -11,6 +11,7 @@ use culvert_domain::fleet::AUTHORITY;
 use culvert_service::jobs::heartbeat;
 use serde_json::{Value, json};
 
+use crate::support::database::{run, texts_of};
 use crate::support::fleet::TestFleet;
 use crate::support::host::TestHost;
 use crate::support::hostile::denying;
@@ -168,6 +169,26 @@ async fn host_that_was_away_permits_nothing_by_older_policies() {
     assert_eq!(hosts[2].app.policies.number(), 1);
     heartbeat::beat(&hosts[2].app.jobs).await.unwrap();
     assert_eq!(creates(hosts, &key).await, everywhere("403 denied__one", "2"));
+}
+
+/// A host whose word that it decides by a generation was lost says it again.
+#[tokio::test]
+async fn lost_confirmation_is_repeated() {
+    let (fleet, _) = three_hosts().await;
+    let hosts = &fleet.hosts;
+    hosts[0].configure(&denies(&hosts[0], "denied__one"));
+    let url = hosts[0].config().database_url();
+    run(&url, "ALTER TABLE hosts ADD CONSTRAINT confirmed CHECK (policy_generation < 2)").await;
+    hosts[0].reload().await.unwrap_err();
+    let confirmed = "SELECT CAST(policy_generation AS TEXT) AS text FROM hosts";
+    assert!(!texts_of(&url, confirmed).await.contains(&"2".to_owned()));
+    run(&url, "ALTER TABLE hosts DROP CONSTRAINT confirmed").await;
+    let all_have = async || {
+        fleet.pass(Duration::from_secs(3)).await;
+        let numbers = texts_of(&url, confirmed).await;
+        if numbers.iter().all(|number| number == "2") { Ok(()) } else { Err(numbers) }
+    };
+    hosts[0].until_seen(all_have).await;
 }
 
 /// Two reloads at once: both are told what came of theirs, and one generation decides in the end.

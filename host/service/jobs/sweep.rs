@@ -3,7 +3,7 @@
 use culvert_domain::error::{Chain, Result};
 use futures_util::{StreamExt, stream};
 
-use crate::liveness::{Due as Held, Silent};
+use crate::liveness::{Due as Held, Expired, Silent};
 use crate::{Service, operations, presence, sessions, temporary_tunnels};
 use culvert_store::due::Due;
 use culvert_store::error::first_error;
@@ -99,8 +99,10 @@ pub async fn held(service: &Service) -> Result<()> {
         Ok(())
     })
     .await;
-    let ended = each(Ok(expired), async |(session_id, scope_id)| {
-        store.write(Some(scope_id), move |write| Box::pin(sessions::expire_held(write, session_id))).await?;
+    let ended = each(Ok(expired), async |Expired { session_id, connection, scope_id }| {
+        let expire =
+            store.write(Some(scope_id), move |write| Box::pin(sessions::expire_held(write, connection, session_id)));
+        expire.await?;
         liveness.forget_lease(session_id);
         Ok(())
     })

@@ -4,6 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -134,7 +135,8 @@ pub async fn tick(jobs: &Jobs, ticks: u64) {
     if due.certificates {
         jobs.certificates.wake();
     }
-    if due.proposed_policies || due.policy_generation != jobs.service.policy_generation() {
+    let policies_differ = due.policy_generation != jobs.service.policy_generation();
+    if due.proposed_policies || policies_differ || jobs.service.policies.is_unconfirmed.load(Ordering::Relaxed) {
         jobs.service.heard_of_policies(&jobs.tasks);
     }
     if due.lost_hosts && jobs.service.fleet.replaces_nodes() {
@@ -225,6 +227,10 @@ async fn check_nodes(jobs: &Jobs, ticks: u64) -> Result<()> {
 
 /// Ends the sessions under a plan that no policy knows, because nothing defines what the plan allows.
 async fn end_unknown_plans(jobs: &Jobs) {
+    // Those that decide may know a plan that the ones here do not.
+    if jobs.service.policies.check().is_err() {
+        return;
+    }
     let policies = jobs.service.policies_now();
     for plan in jobs.service.nodes.plans().await {
         if !gate::known_entitlement(&policies, &plan).await.is_ok_and(|known| known.is_none()) {

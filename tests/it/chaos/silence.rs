@@ -51,7 +51,7 @@ pub async fn silence(stage: Arc<Stage>, history: Arc<History>, seed: u64, number
     taken_over
 }
 
-async fn until_started(history: &History, client: &mut Client, device: usize) -> Result<(), String> {
+pub async fn until_started(history: &History, client: &mut Client, device: usize) -> Result<(), String> {
     let begun = history.clock.moment();
     while !client.start(device).await {
         if history.clock.moment().since(begun) > ANSWERED_WITHIN {
