@@ -81,7 +81,7 @@ impl Load {
     async fn begin(stage: &Arc<Stage>, history: &Arc<History>, seed: u64) -> Self {
         let (end, mut clients, mut others) = (CancellationToken::new(), Vec::new(), Vec::new());
         for number in 0..CLIENTS {
-            let client = Client::new(stage, history, seed, number).await;
+            let client = Client::new(stage, history, Random::of(seed, number as u64), number).await;
             for visitor in 0..VISITORS {
                 let random = Random::of(seed, (100 + VISITORS * number + visitor) as u64);
                 others.push(tokio::spawn(client.visitor(random, answer_within()).visit(end.clone())));
@@ -106,7 +106,7 @@ impl Load {
         let device = 2 * (CLIENTS - 1 - silent);
         let host = self.stage.host_of(&self.stage.devices[device]).await;
         let (stage, history) = (self.stage.clone(), self.history.clone());
-        let mut steady = Client::new(&stage, &history, self.seed, device / 2).await;
+        let mut steady = Client::new(&stage, &history, Random::of(self.seed, 500), device / 2).await;
         let started = until_started(&history, &mut steady, 0).await;
         let ended =
             format!("SELECT count(*) FROM sessions WHERE tunnel_id = '{}' AND ended_at IS NOT NULL", steady.tunnel);
@@ -247,14 +247,14 @@ async fn nothing_that_was_acknowledged_is_lost_with_the_database() {
 async fn restored_backup_serves_what_was_to_run_then() {
     let stage = Arc::new(Stage::set(HOSTS, 2).await);
     let history = Arc::new(History::new(Clock::system()));
-    let mut kept = Client::new(&stage, &history, 1, 0).await;
+    let mut kept = Client::new(&stage, &history, Random::of(1, 0), 0).await;
     assert!(kept.start(0).await);
     let dump = stage.server.dump().await;
     // Its device, and all epochs, are others from here on.
     for device in [1, 0, 1] {
         assert!(kept.start(device).await);
     }
-    let lost = Client::new(&stage, &history, 2, 0).await;
+    let lost = Client::new(&stage, &history, Random::of(2, 0), 0).await;
     for host in &stage.hosts {
         let program = host.program.lock().await.take().unwrap();
         assert_eq!(within(60, program.terminate()).await, Some(0));

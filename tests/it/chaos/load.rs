@@ -38,10 +38,11 @@ pub struct Client {
 }
 
 impl Client {
-    pub async fn new(stage: &Arc<Stage>, history: &Arc<History>, seed: u64, number: usize) -> Self {
+    /// The numbers stand for its requests: two clients with the same would be one.
+    pub async fn new(stage: &Arc<Stage>, history: &Arc<History>, random: Random, number: usize) -> Self {
         let devices = [0, 1].map(|which| stage.devices[2 * number + which].clone());
         let mut client = Self {
-            asker: Asker::new(stage, history, Random::of(seed, number as u64)),
+            asker: Asker::new(stage, history, random),
             history: history.clone(),
             devices,
             tunnel: Uuid::nil(),

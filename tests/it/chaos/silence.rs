@@ -22,7 +22,7 @@ const WATCHED_FOR: Duration = Duration::from_secs(3);
 
 /// Suspends a device of a client of this number, whose tunnel goes to its other device. The error is what did not come.
 pub async fn silence(stage: Arc<Stage>, history: Arc<History>, seed: u64, number: usize) -> Result<(), String> {
-    let mut client = Client::new(&stage, &history, seed, number).await;
+    let mut client = Client::new(&stage, &history, Random::of(seed, 400), number).await;
     let names = [0, 1].map(|which| format!("device-{}", 2 * number + which));
     until_started(&history, &mut client, 0).await?;
     let end = CancellationToken::new();
