@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use culvert_agent::ipc::{self, Answer, Request, Status};
-use culvert_wire::control::ToAgent;
+use culvert_wire::control::{Done, ToAgent};
+use serde_json::json;
 
 use crate::support::cable::Cable;
+use crate::support::database::run;
 use crate::support::device::{Remote, TestDevice};
 use crate::support::fleet::TestFleet;
 
@@ -105,6 +107,32 @@ async fn agent_passes_over_a_host_that_the_database_has_not_heard_of() {
         device.until_connected().await;
         assert_eq!(found(&device, &cables).await, 1);
     }
+}
+
+/// A host that could not say that an agent has left it goes on to watch the time, and ends nothing that the agent renews at
+/// another host.
+#[tokio::test]
+async fn lease_that_is_renewed_at_another_host_is_not_ended() {
+    let fleet = TestFleet::start(2).await;
+    fleet.pass(BEAT).await;
+    let [first, second] = &fleet.hosts[..] else { panic!("two hosts") };
+    let ada = first.person("ada").await;
+    let api = first.api(&ada.key);
+    let tunnel = first.tunnel_here(&api, 80).await;
+    let (device, mut wire) = first.wired(&ada, ada.account_id).await;
+    api.post(&format!("/tunnels/{tunnel}/actions/start"), json!({"device_id": device.id})).await.id();
+    let lease = wire.obey(Done::Start).await.unwrap().lease_id;
+    assert_eq!(wire.renew(&[lease]).await, [lease]);
+    let url = first.config().database_url();
+    run(&url, "ALTER TABLE device_presence ADD CONSTRAINT left_by CHECK (host_id IS NOT NULL)").await;
+    wire.hang_up().await;
+    first.until_found(async || (first.metric("culvert_agents_connected").await == Some(0.0)).then_some(())).await;
+    let mut again = second.connect(&device, |hello| hello.lease_ids = vec![lease]).await.unwrap();
+    for _ in 0..5 {
+        assert_eq!(again.renew(&[lease]).await, [lease]);
+        fleet.pass(Duration::from_secs(9)).await;
+    }
+    assert_eq!(api.get(&format!("/tunnels/{tunnel}")).await.data()["status"], "running");
 }
 
 /// An agent may have gone to another host by the time that one lets it in. The host that it stays with says so at once, and
