@@ -397,9 +397,6 @@ impl Write {
         self.save(&cluster).await?;
         // It has no connections yet, and registers its nodes next.
         self.take_hints(*id).await?;
-        // Nor does it keep what the former process has answered: what that one had ended, it may serve again.
-        let withdraw = sql!("UPDATE node_requests SET state = 'withdrawn' WHERE host_id = $1");
-        self.execute(withdraw, args![*id]).await?;
         self.execute(sql!("UPDATE nodes SET host_id = NULL WHERE host_id = $1"), args![*id]).await?;
         Ok(Claim::Taken(now))
     }

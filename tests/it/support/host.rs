@@ -111,7 +111,8 @@ impl TestHost {
         if let Ok(filter) = std::env::var(LOG) {
             let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
         }
-        let host = Host::start(config.clone(), clock.clone(), Ticker::Manual).await?;
+        // Boxed, for in an unoptimised build it is much of what a test's stack holds.
+        let host = Box::pin(Host::start(config.clone(), clock.clone(), Ticker::Manual)).await?;
         Ok(Self {
             app: host.app.clone(),
             clock,
@@ -139,7 +140,7 @@ impl TestHost {
         drop(app);
         config.listen = address;
         change(&mut config);
-        host.stop().await;
+        Box::pin(host.stop()).await;
         Self::run(folder, config, clock).await
     }
 
