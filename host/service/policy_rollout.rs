@@ -305,10 +305,13 @@ impl Service {
             // Read before the other: whatever has come to decide here meanwhile is newer.
             let former = generations.number();
             let active = self.store.active_policy_number().await?;
-            if active == former && self.policies.is_unconfirmed.load(Ordering::Relaxed) {
-                self.confirm(active).await?;
+            if active == former {
+                if self.policies.is_unconfirmed.load(Ordering::Relaxed) {
+                    self.confirm(active).await?;
+                }
+                return Ok(active);
             }
-            if active == former || !generations.is_ready(active) {
+            if !generations.is_ready(active) {
                 return Ok(active);
             }
             if generations.activate(active, former) {

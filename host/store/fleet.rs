@@ -464,7 +464,8 @@ impl Write {
     /// How many devices were released.
     async fn release_devices(&mut self, host_id: Uuid) -> Result<usize> {
         let sql = sql!(
-            // The host is named twice: a device that another one lets in at the moment is looked at again with it alone.
+            // PostgreSQL checks a row that has changed meanwhile by the outer condition: a device that another host has just
+            // let in stays with it.
             "UPDATE device_presence SET host_id = NULL WHERE host_id = $1 AND device_id IN \
                  (SELECT device_id FROM device_presence WHERE host_id = $1 \
                   AND EXISTS (SELECT 1 FROM hosts h WHERE h.id = $1 AND h.ended_at IS NOT NULL) LIMIT $2) RETURNING device_id"
