@@ -265,7 +265,7 @@ impl TestDevice {
     /// Looks until something is true. Every look is a question to the agent's one task, so each sees
     /// what that task has done since.
     pub async fn until(&self, mut look: impl AsyncFnMut() -> bool) {
-        while !look().await {}
+        within(60, async { while !look().await {} }).await;
     }
 
     /// Ends the agent, which says goodbye; what it keeps on disk stays.
