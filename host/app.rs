@@ -136,8 +136,9 @@ impl Host {
         };
         // Only a host that shares its database is to be heard of.
         let is_heard_of = store.is_on_a_server() && (ticker == Ticker::Auto || config.several_hosts);
-        let claimed = claim::claim(&config, &store, &identities, &lock, policies.number()).await?;
-        let claimed = claimed.filter(|_| is_heard_of);
+        let claimed = claim::claim(&config, (&store, &secrets), &identities, &lock, policies.number()).await?;
+        keys::choose(&secrets, claimed.is_none_or(|claimed| claimed.is_alone));
+        let claimed = claimed.filter(|_| is_heard_of).map(|claimed| claimed.since_boot);
         let embedded = Arc::new(embedded::open(&config, identities, &store, cx).await?);
         if config.dashboard.enabled {
             site::check_dashboard(&config, &store).await?;
@@ -418,7 +419,7 @@ async fn start_certificates(app: &App) -> std::result::Result<(), ConfigError> {
 /// of the host's keys those of agents that do not take a new token. Their tunnels get new leases.
 async fn end_unprovable_sessions(app: &App) -> Result<()> {
     // The key is recorded last: a host that is killed in between ends the sessions at its next start.
-    let version = if keys::newest_is_used(&app.store, &app.secrets).await? { 1 } else { 2 };
+    let version = if keys::is_settled(&app.store, &app.secrets).await? { 1 } else { 2 };
     for node_id in app.embedded.ids() {
         sessions::end_with_older_tokens(&app.store, node_id, version).await?;
     }

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use culvert_domain::error::Chain;
 use culvert_node::Identity;
+use culvert_service::keys;
+use culvert_service::secrets::Secrets;
 use culvert_store::Store;
 use culvert_store::fleet::{Claim, HostRegistration, LiveHost};
 use culvert_wire::clock::Moment;
@@ -35,12 +37,23 @@ pub(crate) fn lock_data_dir(config: &Config) -> Result<File, ConfigError> {
 /// Of the machine, if it has one (machine-id(5)). It stays when the machine is started again.
 const MACHINE_ID: &str = "/etc/machine-id";
 
+/// A place that was taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claimed {
+    /// When it was asked for, since the machine was started.
+    pub(crate) since_boot: Moment,
+    /// Whether no other host is there.
+    pub(crate) is_alone: bool,
+}
+
 fn registration(
     config: &Config,
     (host_id, policy_generation): (Uuid, u64),
-    store: &Store,
+    (store, secrets): (&Store, &Secrets),
     lock: &File,
 ) -> std::io::Result<HostRegistration> {
+    let mut settings = config.shared_settings();
+    settings.insert(keys::SETTING, secrets.listed().join(" "));
     let held = lock.metadata()?;
     let identity = |of: &[String]| Sha256::digest(of.join(" ")).to_vec();
     let (device, file) = (held.dev().to_string(), held.ino().to_string());
@@ -57,7 +70,7 @@ fn registration(
         // On SQLite no other host can take the tunnels of its nodes.
         authority: if store.is_on_a_server() { config.node_authority() } else { Duration::ZERO },
         policy_generation,
-        settings: json!(config.shared_settings()).to_string(),
+        settings: json!(settings).to_string(),
     })
 }
 
@@ -66,30 +79,29 @@ fn kernel(name: &str) -> String {
     std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default().trim().into()
 }
 
-/// Takes the place, if no other host is in the way. Returns when it has asked for it, since the machine was started.
+/// Takes the place, if no other host is in the way.
 ///
 /// # Errors
 ///
 /// One line that says who is.
 pub(crate) async fn claim(
     config: &Config,
-    store: &Store,
+    (store, secrets): (&Store, &Secrets),
     nodes: &[Identity],
     lock: &File,
     policy_generation: u64,
-) -> Result<Option<Moment>, ConfigError> {
+) -> Result<Option<Claimed>, ConfigError> {
     // The host has the id of its first node.
     let Some(id) = nodes.first().map(|node| node.id) else { return Ok(None) };
     let since_boot = store.clock().since_boot();
-    let host =
-        registration(config, (id, policy_generation), store, lock).map_err(|e| ConfigError::new("data_dir", e))?;
-    let claimed = store.claim_host(host).await;
+    let host = registration(config, (id, policy_generation), (store, secrets), lock);
+    let claimed = store.claim_host(host.map_err(|e| ConfigError::new("data_dir", e))?).await;
     match claimed.map_err(|e| ConfigError::new("database_url", Chain(&e)))? {
-        Claim::Taken(now) => {
+        Claim::Taken { now, is_alone } => {
             if store.is_on_a_server() {
                 store.clock().follow(now, store.clock().moment());
             }
-            Ok(Some(since_boot))
+            Ok(Some(Claimed { since_boot, is_alone }))
         }
         Claim::Refused(other) => Err(in_the_way(&other)),
     }

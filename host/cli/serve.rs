@@ -12,6 +12,7 @@ use super::{CliError, refused, set_up};
 use crate::app::{App, Host};
 use crate::config::{Config, ConfigError, LogFormat};
 use crate::policies;
+use culvert_service::fleet::EndCause;
 use culvert_service::jobs::Ticker;
 use culvert_store::schema::NEWER;
 
@@ -28,20 +29,42 @@ pub(super) async fn run(config: Config) -> Result<(), CliError> {
     };
     set_up::offer(&host.app).await?;
     let reloads = tokio::spawn(reload_on(hangup, host.app.clone()));
-    let outdated = tokio::select! {
-        () = stop.next() => false,
-        () = host.app.service.fleet().until_outdated() => true,
+    let cause = tokio::select! {
+        () = stop.next() => None,
+        cause = host.app.service.fleet().until_it_ends() => Some(cause),
     };
-    if outdated {
-        tracing::error!("{NEWER}; this host stops");
+    let error = cause.map(|cause| why(cause, &host.app.config));
+    if let Some(error) = &error {
+        tracing::error!("{error}; this host stops");
     }
-    tokio::select! {
-        () = host.drain() => {}
-        () = stop.next() => tracing::info!("told to stop again: nothing is waited for any longer"),
+    // What this process would write at its end is another one's now.
+    if cause != Some(EndCause::Replaced) {
+        tokio::select! {
+            () = host.drain() => {}
+            () = stop.next() => tracing::info!("told to stop again: nothing is waited for any longer"),
+        }
+        reloads.abort();
+        host.stop().await;
     }
-    reloads.abort();
-    host.stop().await;
-    if outdated { Err(ConfigError::new("database_url", NEWER).into()) } else { Ok(()) }
+    error.map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// Why a host has ended by itself, for its operator.
+fn why(cause: EndCause, config: &Config) -> ConfigError {
+    match cause {
+        EndCause::Outdated => ConfigError::new("database_url", NEWER),
+        EndCause::Replaced => ConfigError::new(
+            "data_dir",
+            "the database does not know this process as the host of the folder any longer: another one runs on a copy of the \
+             folder, or the database was put back to before this start; in the second case, start it again",
+        ),
+        EndCause::KeyMissing(version) => {
+            let file = config.secret_key_file();
+            let problem =
+                format!("{}: the other hosts use key v{version}, which it does not have; copy theirs", file.display());
+            ConfigError::new("secret_key_file", problem)
+        }
+    }
 }
 
 /// Reloads the policies at every SIGHUP, but while they are rolled back. How that went is in the log and in `culvert policy status`.

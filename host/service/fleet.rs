@@ -7,7 +7,6 @@ use chrono::{DateTime, Utc};
 use culvert_domain::error::Result;
 use culvert_domain::fleet::{self, Cluster, WINDOW};
 use culvert_store::fleet::Heartbeat;
-use culvert_store::migrations;
 use culvert_wire::clock::{Clock, Moment};
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -23,6 +22,18 @@ pub struct Fleet {
     agent_urls: watch::Sender<Arc<[String]>>,
     /// None before the first heartbeat, and on a database that is one host's alone: it may do everything.
     membership: watch::Sender<Option<Membership>>,
+    end_cause: watch::Sender<Option<EndCause>>,
+}
+
+/// Why a host ends by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndCause {
+    /// The database needs a newer version of this program.
+    Outdated,
+    /// The place that it took among the hosts is not its own any longer.
+    Replaced,
+    /// All hosts use the key of this number, which its file does not have.
+    KeyMissing(u8),
 }
 
 /// What becomes of nodes whose host is not heard of any longer.
@@ -61,7 +72,8 @@ impl Fleet {
     ) -> Self {
         let agent_urls = watch::Sender::new(agent_url.into_iter().collect());
         let membership = claimed.map(|sent| Membership { last: None, sent, is_ended: false });
-        Self { host_id, clock, lost_nodes, agent_urls, membership: watch::Sender::new(membership) }
+        let (membership, end_cause) = (watch::Sender::new(membership), watch::Sender::new(None));
+        Self { host_id, clock, lost_nodes, agent_urls, membership, end_cause }
     }
 
     pub fn host_id(&self) -> Uuid {
@@ -159,12 +171,21 @@ impl Fleet {
         let _ = self.membership.subscribe().wait_for(has_come).await;
     }
 
-    /// Waits until the database needs a newer version of this program.
-    pub async fn until_outdated(&self) {
-        let is_outdated = |membership: &Option<Membership>| {
-            membership.as_ref().is_some_and(|it| it.says(|last| last.oldest_schema > migrations::newest()))
-        };
-        let _ = self.membership.subscribe().wait_for(is_outdated).await;
+    /// Has the process end. Returns whether that is new.
+    pub(crate) fn end_for(&self, cause: EndCause) -> bool {
+        self.end_cause.send_replace(Some(cause)) != Some(cause)
+    }
+
+    /// Waits until the process must end.
+    pub async fn until_it_ends(&self) -> EndCause {
+        let mut causes = self.end_cause.subscribe();
+        loop {
+            if let Some(cause) = *causes.borrow_and_update() {
+                return cause;
+            }
+            // The sender is this one.
+            let _ = causes.changed().await;
+        }
     }
 
     /// Whether it does what is done once for all hosts.

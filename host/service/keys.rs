@@ -1,5 +1,6 @@
 //! The host's keys: their check against the database, and resealing of what was sealed with them.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use culvert_domain::error::Result;
@@ -14,6 +15,9 @@ use culvert_store::local_roots::LocalRoot;
 use culvert_store::policy_generations::StoredGeneration;
 use culvert_store::{Store, Write};
 
+/// The setting that names the file.
+pub const SETTING: &str = "secret_key_file";
+
 /// Maximum number of rows that are resealed in one transaction.
 const BATCH: u32 = 200;
 
@@ -27,7 +31,8 @@ pub enum KeyError {
 }
 
 /// Loads the keys for a database with the current schema. The file must have the key that the database
-/// has recorded. If the database has recorded none, the file's keys are used, and a missing file is created.
+/// has recorded, which is the current one. If the database has recorded none, the file's last key is, and a missing file is
+/// created.
 ///
 /// # Errors
 ///
@@ -48,16 +53,77 @@ pub struct Resealed {
     pub second_factors: u64,
 }
 
-/// Whether a host has started with the newest key of the file.
+/// Has a host use the newest key of the file, where it is alone. Others may not have that one.
+pub fn choose(secrets: &Secrets, is_alone: bool) {
+    if is_alone {
+        secrets.use_key(secrets.newest());
+    } else if !secrets.newest_is_current() {
+        tracing::info!("secret_key_file has a newer key; `culvert secrets activate` has all hosts use it");
+    }
+}
+
+/// Whether hosts use the newest key of the file.
 ///
 /// # Errors
 ///
 /// If the database fails.
 pub async fn newest_is_used(store: &Store, secrets: &Secrets) -> Result<bool> {
-    Ok(store.key_check().await?.is_some_and(|known| secrets.is_current(&known)))
+    Ok(store.key_check().await?.is_some_and(|known| known.first() == Some(&secrets.newest())))
 }
 
-/// Records the host's keys in the database. Returns whether they replace other keys.
+/// Whether the current key is recorded, and no agent can hold a token that was signed with an older one.
+///
+/// # Errors
+///
+/// If the database fails.
+pub async fn is_settled(store: &Store, secrets: &Secrets) -> Result<bool> {
+    let known = store.key_check().await?;
+    Ok(known.is_some_and(|known| secrets.is_current(&known)) && !secrets.has_older())
+}
+
+/// What came of the wish that all hosts use the newest key of the file.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// They do from their next heartbeats on.
+    Activated,
+    /// They did already.
+    InUse,
+    /// These hosts do not have it; nothing was changed.
+    Missing(Vec<String>),
+}
+
+/// Has all hosts use the newest key of the file.
+///
+/// # Errors
+///
+/// If the database fails.
+pub async fn activate(store: &Store, secrets: &Secrets) -> Result<Activation> {
+    let secrets = secrets.clone();
+    store.write(None, move |write| Box::pin(async move { activate_in(write, &secrets).await })).await
+}
+
+async fn activate_in(write: &mut Write, secrets: &Secrets) -> Result<Activation> {
+    // Before what it guards is read.
+    let hosts = write.lock_running_hosts().await?;
+    let newest = secrets.newest();
+    if write.key_check().await?.is_some_and(|known| known.first() == Some(&newest)) {
+        return Ok(Activation::InUse);
+    }
+    let listed = secrets.listed().pop();
+    let has_it = |settings: &BTreeMap<String, String>| {
+        settings.get(SETTING).is_some_and(|keys| keys.split(' ').map(Some).any(|key| key == listed.as_deref()))
+    };
+    let missing: Vec<String> =
+        hosts.into_iter().filter(|(_, settings)| !has_it(settings)).map(|(name, _)| name).collect();
+    if !missing.is_empty() {
+        return Ok(Activation::Missing(missing));
+    }
+    secrets.use_key(newest);
+    write.set_key_check(&secrets.check()).await?;
+    Ok(Activation::Activated)
+}
+
+/// Records the current key in the database. Returns whether it replaces another one.
 ///
 /// # Errors
 ///

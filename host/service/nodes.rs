@@ -20,7 +20,7 @@ use culvert_wire::clock::Clock;
 use culvert_wire::control::{Failure, NodeAddress};
 use culvert_wire::device_token::{self, AgentProcess, DeviceToken};
 use culvert_wire::failure_code::FailureCode;
-use culvert_wire::lease_token::{self, SigningKey};
+use culvert_wire::lease_token;
 use culvert_wire::node::{Assignment, Level, Measured, ToNode, TrafficBatch};
 use futures_util::future::join_all;
 use tokio::sync::watch;
@@ -50,8 +50,6 @@ pub struct Nodes {
     store: Arc<Store>,
     clock: Clock,
     secrets: Secrets,
-    /// Signs the tokens of agents.
-    key: SigningKey,
     metrics: NodeMetrics,
     fleet_metrics: FleetMetrics,
     counts: ReportedCounts,
@@ -83,7 +81,6 @@ impl Nodes {
     pub fn new(store: Arc<Store>, secrets: Secrets, (metrics, fleet_metrics): (NodeMetrics, FleetMetrics)) -> Self {
         Self {
             clock: store.clock().clone(),
-            key: secrets.lease_key(),
             secrets,
             store,
             metrics,
@@ -130,13 +127,13 @@ impl Nodes {
     /// The token by which an agent proves a lease to its node.
     pub fn token(&self, lease: &Lease) -> Vec<u8> {
         let Lease { node_id, tunnel_id, session_id, epoch, .. } = *lease;
-        self.key.sign(&lease_token::Lease { node_id, tunnel_id, session_id, epoch })
+        self.secrets.lease_key().sign(&lease_token::Lease { node_id, tunnel_id, session_id, epoch })
     }
 
     /// The token by which the agent of a lease proves to its node who it is.
     pub fn device_token(&self, lease: &Lease) -> DeviceToken {
         let process = AgentProcess { device_id: lease.device_id, boot_id: lease.boot_id };
-        device_token::sign(&self.key, lease.node_id, process, self.clock.now())
+        device_token::sign(self.secrets.lease_key(), lease.node_id, process, self.clock.now())
     }
 
     /// Counts traffic that was stored.

@@ -1,14 +1,17 @@
 //! The host's secret keys: they encrypt stored values, and make message authentication codes (MACs).
 //!
-//! One file holds the master keys, one per line, `v1:<base64 of 32 bytes>`. The last key is the current one:
-//! it encrypts and makes MACs. Older keys still decrypt stored values, but their MACs are not accepted
-//! (except those of fingerprints, of the audit log and of generations of policies): whoever has stolen an older key can forge no cursor, lease or compiled
-//! policy. Every purpose has its own key, derived from the master key and the purpose.
+//! One file holds the master keys, one per line, `v1:<base64 of 32 bytes>`. The current key encrypts and makes MACs: the one
+//! that the database names, or the last one of a new database. Older keys still decrypt stored values, but their MACs are not
+//! accepted (except those of fingerprints, of the audit log and of generations of policies): whoever has stolen an older key can
+//! forge no cursor, lease or compiled policy. Newer ones decrypt and are accepted: another host may use them already. Every
+//! purpose has its own key, derived from the master key and the purpose.
 
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -16,7 +19,7 @@ use chacha20poly1305::aead::{Aead, Payload};
 use chacha20poly1305::{KeyInit, XChaCha20Poly1305, XNonce};
 use culvert_policy::load::artefact::ArtefactKey;
 use culvert_wire::clock::Clock;
-use culvert_wire::lease_token::SigningKey;
+use culvert_wire::lease_token::{SigningKey, VerifyingKey};
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use subtle::ConstantTimeEq;
@@ -101,17 +104,20 @@ pub enum SecretError {
     Empty(PathBuf),
 }
 
-#[derive(Clone)]
 struct Key {
     version: u8,
     bytes: [u8; 32],
+    /// The key pair for [`Purpose::LeaseTokens`].
+    leases: SigningKey,
 }
 
 #[derive(Clone)]
 pub struct Secrets {
     clock: Clock,
-    /// Never empty; the last one is the current key.
-    keys: Vec<Key>,
+    /// Never empty; the newest one is the last.
+    keys: Arc<[Key]>,
+    /// The position of the current key.
+    current: Arc<AtomicUsize>,
 }
 
 const NONCE_BYTES: usize = 24;
@@ -147,7 +153,38 @@ impl Secrets {
         };
         let secrets = Self::parse(path, &text, clock)?;
         let opened = secrets.open_sealed(Purpose::KeyCheck, CHECK, check);
-        if opened.as_deref() == Some(CHECK) { Ok(secrets) } else { Err(SecretError::Other(path.into())) }
+        let version = check.first().filter(|_| opened.as_deref() == Some(CHECK));
+        if version.is_some_and(|version| secrets.use_key(*version).is_some()) {
+            Ok(secrets)
+        } else {
+            Err(SecretError::Other(path.into()))
+        }
+    }
+
+    /// Makes the key of this number the current one. Returns whether it was another one; none if the file does not have it.
+    pub fn use_key(&self, version: u8) -> Option<bool> {
+        let position = self.keys.iter().position(|key| key.version == version)?;
+        Some(self.current.swap(position, Ordering::Relaxed) != position)
+    }
+
+    /// The number of the newest key.
+    pub fn newest(&self) -> u8 {
+        self.keys[self.keys.len() - 1].version
+    }
+
+    pub fn newest_is_current(&self) -> bool {
+        self.newest() == self.current().version
+    }
+
+    /// Whether the file has keys that were in use before.
+    pub fn has_older(&self) -> bool {
+        self.current.load(Ordering::Relaxed) > 0
+    }
+
+    /// The keys of the file by number and the id of their public part, to compare those of several hosts.
+    pub fn listed(&self) -> Vec<String> {
+        let listed = |key: &Key| format!("v{}:{}", key.version, hex::encode(key.leases.verifying_key().key_id.0));
+        self.keys.iter().map(listed).collect()
     }
 
     /// A sealed value by which a database recognises these keys.
@@ -173,7 +210,8 @@ impl Secrets {
                 None => return Err(SecretError::Line { path: path.into(), line: index + 1 }),
             }
         }
-        if keys.is_empty() { Err(SecretError::Empty(path.into())) } else { Ok(Self { clock: clock.clone(), keys }) }
+        let Some(last) = keys.len().checked_sub(1) else { return Err(SecretError::Empty(path.into())) };
+        Ok(Self { clock: clock.clone(), keys: keys.into(), current: Arc::new(AtomicUsize::new(last)) })
     }
 
     /// Encrypts a value for a purpose. It can be decrypted only with the same context, such as the row that
@@ -201,18 +239,28 @@ impl Secrets {
     }
 
     pub fn verify_mac(&self, purpose: Purpose, data: &[u8], tag: &[u8]) -> bool {
-        let key = tag.first().and_then(|version| self.keys.iter().find(|key| key.version == *version));
-        let key = key.filter(|key| purpose.outlives_its_key() || key.version == self.current().version);
+        let accepted = if purpose.outlives_its_key() { &self.keys[..] } else { self.current_and_newer() };
+        let key = tag.first().and_then(|version| accepted.iter().find(|key| key.version == *version));
         key.is_some_and(|key| mac_by(key, purpose, data).ct_eq(tag).into())
     }
 
     /// The key that lease tokens are signed with. Every host with the same key file has the same.
-    pub fn lease_key(&self) -> SigningKey {
-        SigningKey::from_seed(&derived(self.current(), Purpose::LeaseTokens))
+    pub fn lease_key(&self) -> &SigningKey {
+        &self.current().leases
+    }
+
+    /// The keys that verify lease tokens.
+    pub fn lease_verifying_keys(&self) -> Vec<VerifyingKey> {
+        self.current_and_newer().iter().map(|key| key.leases.verifying_key()).collect()
     }
 
     fn current(&self) -> &Key {
-        &self.keys[self.keys.len() - 1]
+        &self.keys[self.current.load(Ordering::Relaxed)]
+    }
+
+    /// Never empty.
+    fn current_and_newer(&self) -> &[Key] {
+        &self.keys[self.current.load(Ordering::Relaxed)..]
     }
 }
 
@@ -237,7 +285,11 @@ fn cipher(key: &Key, purpose: Purpose) -> XChaCha20Poly1305 {
 }
 
 fn derived(key: &Key, purpose: Purpose) -> [u8; 32] {
-    hmac(&key.bytes, &[b"culvert ", purpose.label()].concat())
+    derive(&key.bytes, purpose)
+}
+
+fn derive(bytes: &[u8; 32], purpose: Purpose) -> [u8; 32] {
+    hmac(bytes, &[b"culvert ", purpose.label()].concat())
 }
 
 fn hmac(key: &[u8; 32], data: &[u8]) -> [u8; 32] {
@@ -249,7 +301,8 @@ fn hmac(key: &[u8; 32], data: &[u8]) -> [u8; 32] {
 fn parse(line: &str) -> Option<Key> {
     let (version, key) = line.strip_prefix('v')?.split_once(':')?;
     let version = version.parse().ok().filter(|version| *version != 0)?;
-    Some(Key { version, bytes: STANDARD.decode(key).ok()?.try_into().ok()? })
+    let bytes = STANDARD.decode(key).ok()?.try_into().ok()?;
+    Some(Key { version, leases: SigningKey::from_seed(&derive(&bytes, Purpose::LeaseTokens)), bytes })
 }
 
 /// Creates the file with one key. The file appears with all of its content, and only if no other process has
@@ -291,6 +344,28 @@ mod tests {
         assert!(!new.verify_mac(Purpose::Cursors, b"page", &tag), "an older key vouches for nothing");
         let fingerprint = old.mac(Purpose::Fingerprints, b"request");
         assert!(new.verify_mac(Purpose::Fingerprints, b"request", &fingerprint), "but a repeated request is the same");
+    }
+
+    #[test]
+    fn key_that_another_host_uses_already_is_accepted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys");
+        fs::write(&path, format!("v1:{}\nv2:{}\n", STANDARD.encode([1; 32]), STANDARD.encode([2; 32]))).unwrap();
+        let ahead = Secrets::open(&path, &Clock::system()).unwrap();
+        let behind = Secrets::open(&path, &Clock::system()).unwrap();
+        assert_eq!((behind.use_key(1), behind.use_key(1), behind.use_key(3)), (Some(true), Some(false), None));
+        let of_both = |purpose| [&ahead, &behind].map(|secrets| secrets.mac(purpose, b"page"));
+        let [newer, older] = of_both(Purpose::Cursors);
+        assert!(
+            behind.verify_mac(Purpose::Cursors, b"page", &newer)
+                && !ahead.verify_mac(Purpose::Cursors, b"page", &older)
+        );
+        assert_eq!(
+            behind.open_sealed(Purpose::Answers, b"", &ahead.seal(Purpose::Answers, b"", b"hello")).unwrap(),
+            b"hello"
+        );
+        assert_eq!((behind.lease_verifying_keys().len(), ahead.lease_verifying_keys().len()), (2, 1));
+        assert_eq!(Secrets::of_database(&path, &Clock::system(), &behind.check()).unwrap().current().version, 1);
     }
 
     #[test]

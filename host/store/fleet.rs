@@ -49,8 +49,8 @@ pub struct LiveHost {
 /// Whether a host has its place.
 #[derive(Clone, Debug)]
 pub enum Claim {
-    /// It has, since this time of the database.
-    Taken(DateTime<Utc>),
+    /// It has, since this time of the database; alone, where no other host is there.
+    Taken { now: DateTime<Utc>, is_alone: bool },
     /// This one is in the way.
     Refused(LiveHost),
 }
@@ -72,6 +72,8 @@ pub struct Heartbeat {
     pub oldest_schema: i64,
     /// Whether hosts have other settings than others.
     pub settings_differ: bool,
+    /// The check value of the key that all hosts use.
+    pub key_check: Option<Vec<u8>>,
     /// Whether commits wait for a standby of the database.
     pub waits_for_standby: bool,
     /// Until when this host has its lease now.
@@ -89,6 +91,7 @@ struct Shared {
     agent_urls: Vec<String>,
     oldest_schema: i64,
     settings_differ: bool,
+    key_check: Option<Vec<u8>>,
     waits_for_standby: bool,
     went_back: bool,
     now: DateTime<Utc>,
@@ -119,6 +122,7 @@ impl Shared {
             agent_urls: agent_urls.split_whitespace().map(Into::into).collect(),
             oldest_schema: row.number("schema_min")?,
             settings_differ: row.number::<u64>("kinds_of_settings")? > 1,
+            key_check: row.optional_bytes("key_check")?,
             waits_for_standby: row.flag("waits_for_standby")?,
             went_back: false,
             now: row.time("now")?,
@@ -128,7 +132,7 @@ impl Shared {
     /// What a heartbeat found that came to this.
     fn found(self, beat: Beat) -> Heartbeat {
         let Self { cluster, lease, has_others, agent_urls, oldest_schema, settings_differ, .. } = self;
-        let Self { waits_for_standby, went_back, now, .. } = self;
+        let Self { key_check, waits_for_standby, went_back, now, .. } = self;
         Heartbeat {
             beat,
             now,
@@ -138,6 +142,7 @@ impl Shared {
             drains: lease.drains,
             oldest_schema,
             settings_differ,
+            key_check,
             waits_for_standby,
             lease_until: lease.until,
             went_back,
@@ -176,6 +181,7 @@ macro_rules! select_cluster {
                  h.lease_until, h.ended_at, h.draining, \
                  (SELECT COUNT(*) FROM hosts o WHERE o.id <> $1 AND o.ended_at IS NULL) AS others, \
                  (SELECT COUNT(DISTINCT settings) FROM hosts WHERE ended_at IS NULL) AS kinds_of_settings, \
+                 (SELECT sealed FROM key_checks) AS key_check, \
                  (SELECT COUNT(*) FROM hosts o WHERE o.id <> $1 AND o.ended_at IS NULL AND NOT o.draining \
                   AND o.lease_until > ",
             $now,
@@ -233,7 +239,7 @@ impl Store {
     pub async fn claim_host(&self, host: HostRegistration) -> Result<Claim> {
         let id = host.id;
         let claim = self.write(None, move |write| Box::pin(async move { write.claim_host(&host).await })).await?;
-        if matches!(claim, Claim::Taken(_)) {
+        if matches!(claim, Claim::Taken { .. }) {
             // A process has one place.
             let _ = self.host_id.set(id);
         }
@@ -359,7 +365,7 @@ impl Write {
     }
 
     async fn claim_host(&mut self, host: &HostRegistration) -> Result<Claim> {
-        let Shared { mut cluster, now, .. } = self.lock_shared(host.id).await?;
+        let Shared { mut cluster, has_others, now, .. } = self.lock_shared(host.id).await?;
         if let Some(other) = self.process_in_the_way(host, now).await? {
             return Ok(Claim::Refused(other));
         }
@@ -398,7 +404,7 @@ impl Write {
         // It has no connections yet, and registers its nodes next.
         self.take_hints(*id).await?;
         self.execute(sql!("UPDATE nodes SET host_id = NULL WHERE host_id = $1"), args![*id]).await?;
-        Ok(Claim::Taken(now))
+        Ok(Claim::Taken { now, is_alone: !has_others })
     }
 
     /// Another process that may be this host still.

@@ -160,7 +160,6 @@ fn state(row: &Row, renews: bool) -> DbResult<HostState> {
 
 fn record(row: &Row, renews: bool) -> DbResult<HostRecord> {
     let (id, now, state) = (row.id("id")?, row.time("now")?, state(row, renews)?);
-    let settings = row.optional_text("settings")?;
     let is_leader = row.optional_id("leader_id")? == Some(id) && (!renews || row.time("leader_until")? > now);
     Ok(HostRecord {
         id,
@@ -175,6 +174,12 @@ fn record(row: &Row, renews: bool) -> DbResult<HostRecord> {
         started_at: row.time("started_at")?,
         lease_until: row.time("lease_until")?,
         ended_at: row.optional_time("ended_at")?,
-        settings: settings.and_then(|json| serde_json::from_str(&json).ok()).unwrap_or_default(),
+        settings: settings(row)?,
     })
+}
+
+/// What a host says of its settings; nothing, where it is of a version that says it otherwise.
+pub(crate) fn settings(row: &Row) -> DbResult<BTreeMap<String, String>> {
+    let settings = row.optional_text("settings")?;
+    Ok(settings.and_then(|json| serde_json::from_str(&json).ok()).unwrap_or_default())
 }

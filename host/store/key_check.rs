@@ -1,10 +1,13 @@
 //! The value by which a database recognises its host's keys, and the rows that hold sealed values.
 
+use std::collections::BTreeMap;
+
 use uuid::Uuid;
 
 use super::arg::args;
 use super::db::Db;
 use super::error::DbResult;
+use super::hosts;
 use super::read::Read;
 use super::row::Row;
 use super::sql::sql;
@@ -41,6 +44,14 @@ impl Write {
     /// As [`Db::key_check`].
     pub async fn key_check(&mut self) -> Result<Option<Vec<u8>>> {
         Ok(known(&mut **self).await?)
+    }
+
+    /// The hosts that run, by name, with what each says of its settings. None begins or ends meanwhile.
+    pub async fn lock_running_hosts(&mut self) -> Result<Vec<(String, BTreeMap<String, String>)>> {
+        self.execute(sql!("UPDATE cluster SET schema_min = schema_min WHERE id = 1"), args![]).await?;
+        let sql = sql!("SELECT name, settings FROM hosts WHERE ended_at IS NULL ORDER BY name, id");
+        let rows = self.all(sql, args![]).await?;
+        Ok(rows.iter().map(|row| Ok((row.text("name")?, hosts::settings(row)?))).collect::<DbResult<_>>()?)
     }
 
     /// Records the check value of other keys.

@@ -1731,7 +1731,8 @@ async fn secret_key_rotation_reseals_stored_secrets(engine: Engine) {
     let early = within(SOON, operator(&host).await.run("culvert secrets reseal")).await;
     assert_eq!(
         String::from_utf8_lossy(&early.stderr),
-        "culvert: no host has started with the newest key of secret_key_file; start the host first\n"
+        "culvert: no host uses the newest key of secret_key_file; start the host, or where several share the database, run \
+         `culvert secrets activate`\n"
     );
     let host = within(SOON, host.restart()).await;
     let api = host.api(&ada.key);

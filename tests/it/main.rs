@@ -55,6 +55,7 @@ mod fleet_authority;
 mod fleet_drain;
 mod fleet_guide;
 mod fleet_hints;
+mod fleet_keys;
 mod fleet_limits;
 mod fleet_model;
 mod fleet_nodes;

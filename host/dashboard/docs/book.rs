@@ -95,6 +95,7 @@ pub const PAGES: &[Page] = pages! {
     "docs/develop/decisions/0037-authority-of-nodes.md"
     "docs/develop/decisions/0038-policies-of-several-hosts.md"
     "docs/develop/decisions/0039-rolling-upgrades-and-roots-in-the-database.md"
+    "docs/develop/decisions/0040-keys-of-several-hosts.md"
 };
 
 /// The pictures of the pages, by their names in `docs/pictures`. `tests/browser/pictures` makes them.

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use culvert_domain::error::{Chain, Error, Result};
 use culvert_domain::fleet::{Beat, HEARTBEAT_EVERY, HEARTBEAT_WAIT, RETRY_EVERY};
-use culvert_store::hosts;
+use culvert_store::{hosts, migrations};
 use culvert_wire::clock::Moment;
 
 use super::Jobs;
+use crate::fleet::EndCause;
 
 /// Runs until the host stops.
 pub async fn run(jobs: Arc<Jobs>) {
@@ -56,6 +57,10 @@ async fn say_alive(jobs: &Jobs) -> Result<()> {
             if !differed && fleet.settings_differ() && fleet.leads() {
                 warn_of_settings(jobs);
             }
+            if heartbeat.oldest_schema > migrations::newest() {
+                fleet.end_for(EndCause::Outdated);
+            }
+            use_key(jobs, heartbeat.key_check.as_deref());
         }
         Beat::Ended => {
             fleet.ended();
@@ -63,6 +68,16 @@ async fn say_alive(jobs: &Jobs) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Uses the key that all hosts use.
+fn use_key(jobs: &Jobs, key_check: Option<&[u8]>) {
+    let Some(version) = key_check.and_then(|check| check.first()) else { return };
+    match jobs.service.secrets.use_key(*version) {
+        Some(true) => tracing::info!("key v{version} of secret_key_file is used from now on"),
+        Some(false) => {}
+        None => _ = jobs.service.fleet.end_for(EndCause::KeyMissing(*version)),
+    }
 }
 
 /// Names the settings that the hosts have different values of.
@@ -95,9 +110,7 @@ async fn start_anew(jobs: &Jobs) -> Result<()> {
         tracing::warn!("the other hosts took this one for dead; it starts anew");
     } else {
         jobs.service.nodes.extend_authority(Some(Moment::default()));
-        tracing::error!(
-            "another process is this host now, on a copy of its data folder; this one does nothing any longer"
-        );
+        jobs.service.fleet.end_for(EndCause::Replaced);
     }
     Ok(())
 }

@@ -25,7 +25,7 @@ pub async fn serve_node(service: Arc<Service>, channel: HostEnd) {
     let (nodes, node_id) = (service.nodes.clone(), hello.node_id);
     let (link, batches) = Link::new(hello, sender);
     let link = Arc::new(link);
-    let keys = vec![nodes.key.verifying_key()];
+    let keys = nodes.secrets.lease_verifying_keys();
     link.send(ToNode::Welcome { connection_epoch: 1, keys }).await;
     link.extend_authority(service.fleet.node_authority());
     lock(&nodes.links).insert(node_id, link.clone());

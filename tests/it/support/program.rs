@@ -283,6 +283,20 @@ pub async fn fails(place: &Place, line: &str) -> String {
 
 /// What `culvert` says on the machine of a host that runs in this process.
 pub async fn command_at(host: &TestHost, arguments: &[&str]) -> String {
+    let output = run_at(host, arguments).await;
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{arguments:?}: {said}{}", String::from_utf8_lossy(&output.stderr));
+    said
+}
+
+/// As [`command_at`], where it must fail.
+pub async fn fails_at(host: &TestHost, arguments: &[&str]) -> String {
+    let output = run_at(host, arguments).await;
+    assert!(!output.status.success(), "{arguments:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+async fn run_at(host: &TestHost, arguments: &[&str]) -> Output {
     let config = host.config();
     let output = Command::new(binary("culvert"))
         .args(arguments)
@@ -290,8 +304,5 @@ pub async fn command_at(host: &TestHost, arguments: &[&str]) -> String {
         .env("CULVERT_DATABASE_URL", config.database_url())
         .env("CULVERT_SECRET_KEY_FILE", config.secret_key_file())
         .output();
-    let output = within(60, output).await.unwrap();
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "{arguments:?}: {said}{}", String::from_utf8_lossy(&output.stderr));
-    said
+    within(60, output).await.unwrap()
 }
