@@ -4,36 +4,33 @@
 //! statement, and confirmed by each host. The transaction of a change reads which generation decides, and a decision of
 //! another one is made again ([`crate::commit`]).
 
+mod confirmation;
 mod opening;
 mod trial;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use culvert_domain::error::{Chain, Code, Error, Result};
-use culvert_domain::fleet::ForHost;
 use culvert_policy::load::chain::ChainError;
 use culvert_policy::load::policies::{Generation, ModuleBytes, Policies};
 use culvert_policy::serve::generations::{Candidate, Generations, KEPT, ReloadError};
-use culvert_store::policy_generations::{Activation, HostStage, StoredGeneration, StoredModule};
-use culvert_store::{Hint, Store};
-use culvert_wire::clock::Moment;
+use culvert_store::Store;
+use culvert_store::policy_generations::{Activation, StoredGeneration, StoredModule};
 use tokio::sync::{Mutex, Notify};
 use tokio_util::task::TaskTracker;
-use uuid::Uuid;
 
 use crate::Service;
 use crate::gate::PinnedPolicies;
 use crate::secrets::{Purpose, Secrets};
 
+use confirmation::Confirmation;
 pub use opening::{Opening, active};
 pub use trial::{Tried, TryPolicies, try_at_hosts};
 
 /// How long the hosts have to load a generation.
 const LOADED_WITHIN: Duration = Duration::from_mins(1);
-/// How long they have to confirm that it decides.
-const CONFIRMED_WITHIN: Duration = Duration::from_secs(30);
 /// How long a change waits until its host has the generation that decides.
 const FOLLOWED_WITHIN: Duration = Duration::from_secs(2);
 /// How often it is looked what has come of a generation of which no notification tells.
@@ -52,8 +49,8 @@ pub(crate) struct PolicyRollout {
     news: Notify,
     /// The generation that decides, where this host cannot load it; otherwise 0.
     unloadable: AtomicU64,
-    /// The database does not know yet what decides here.
-    pub(crate) is_unconfirmed: AtomicBool,
+    /// What the database knows of this host.
+    confirmation: Confirmation,
 }
 
 /// Why other policies do not decide, in one line.
@@ -138,6 +135,7 @@ fn modules_of(content: &str) -> Vec<String> {
 
 impl PolicyRollout {
     pub(crate) fn new(generations: Arc<Generations>) -> Self {
+        let confirmation = Confirmation::of(generations.number());
         Self {
             generations,
             proposing: Mutex::default(),
@@ -146,7 +144,7 @@ impl PolicyRollout {
             how_to_try: OnceLock::new(),
             news: Notify::new(),
             unloadable: AtomicU64::new(0),
-            is_unconfirmed: AtomicBool::new(false),
+            confirmation,
         }
     }
 
@@ -164,19 +162,6 @@ fn behind() -> Error {
 }
 
 impl Service {
-    /// The other hosts that are alive, each with the generation that decides there.
-    ///
-    /// # Errors
-    ///
-    /// If the database fails.
-    pub async fn policies_of_hosts(&self) -> Result<Vec<(String, u64)>> {
-        if !self.fleet.has_others() {
-            return Ok(Vec::new());
-        }
-        let stages = self.store.policy_stages(self.policies.generations.number()).await?;
-        Ok(stages.into_iter().map(|stage| (stage.name, stage.decides)).collect())
-    }
-
     /// Reads the configuration again and puts its policies into use, at all hosts. Returns their generation: it decides each
     /// request that begins from now on.
     ///
@@ -274,14 +259,6 @@ impl Service {
         everywhere
     }
 
-    /// Waits until each host says that this generation decides there, or a later one.
-    async fn decides_everywhere(&self, number: u64) -> Result<u64, RolloutError> {
-        let deadline = self.clock().moment().plus(CONFIRMED_WITHIN);
-        let confirmed = self.until_hosts(number, None, deadline, |stage| stage.decides >= number).await?;
-        confirmed.map_err(|hosts| RolloutError::NotConfirmed { number, hosts })?;
-        Ok(number)
-    }
-
     async fn activate(&self, number: u64, based_on: u64) -> Result<(), RolloutError> {
         self.store.note_policy_stage(number, Ok(None)).await?;
         let deadline = self.clock().moment().plus(LOADED_WITHIN);
@@ -306,8 +283,8 @@ impl Service {
             let former = generations.number();
             let active = self.store.active_policy_number().await?;
             if active == former {
-                if self.policies.is_unconfirmed.load(Ordering::Relaxed) {
-                    self.confirm(active).await?;
+                if !self.policies.is_confirmed() {
+                    self.confirm().await?;
                 }
                 return Ok(active);
             }
@@ -316,71 +293,8 @@ impl Service {
             }
             if generations.activate(active, former) {
                 unloadable.store(0, Ordering::Relaxed);
-                self.confirm(active).await?;
+                self.confirm().await?;
             }
-        }
-    }
-
-    /// Says that a generation decides here.
-    async fn confirm(&self, number: u64) -> Result<()> {
-        self.store.send_hint(Hint::Installation);
-        self.policies.is_unconfirmed.store(true, Ordering::Relaxed);
-        self.store.confirm_policies(number).await?;
-        self.policies.is_unconfirmed.store(false, Ordering::Relaxed);
-        let proposed_by = self.store.policy_generation(number).await?.and_then(|stored| stored.proposed_by);
-        let other = proposed_by.filter(|id| Some(*id) != self.store.host_id());
-        self.tell_hosts(other.as_slice()).await;
-        Ok(())
-    }
-
-    /// Waits until all other hosts that are alive are so far with a generation, as long as the one decides that it is to
-    /// replace. The inner error names those that are not.
-    async fn until_hosts(
-        &self,
-        number: u64,
-        based_on: Option<u64>,
-        deadline: Moment,
-        is_done: impl Fn(&HostStage) -> bool,
-    ) -> Result<Result<(), String>, RolloutError> {
-        let clock = self.clock();
-        let mut told = Vec::new();
-        while self.store.is_on_a_server() {
-            let heard = self.policies.news.notified();
-            let stages = self.store.policy_stages(number).await?;
-            let failed = stages.iter().find_map(|stage| Some((stage.name.clone(), stage.problem.clone()?)));
-            if let Some((name, problem)) = failed {
-                return Err(RolloutError::AtHost { name, problem });
-            }
-            let waited_for: Vec<_> = stages.iter().filter(|stage| !is_done(stage)).collect();
-            if waited_for.is_empty() {
-                break;
-            }
-            if let Some(based_on) = based_on
-                && self.store.active_policy_number().await? != based_on
-            {
-                return Err(RolloutError::Overtaken);
-            }
-            let left = deadline.since(clock.moment());
-            if left.is_zero() {
-                let names: Vec<&str> = waited_for.iter().map(|stage| stage.name.as_str()).collect();
-                return Ok(Err(names.join(", ")));
-            }
-            let ids: Vec<_> = waited_for.iter().map(|stage| stage.host_id).filter(|id| !told.contains(id)).collect();
-            self.tell_hosts(&ids).await;
-            told.extend(ids);
-            let _ = clock.timeout(LOOK_EVERY.min(left), heard).await;
-        }
-        Ok(Ok(()))
-    }
-
-    /// Tells hosts that there is something for them. They look by themselves as well.
-    async fn tell_hosts(&self, host_ids: &[Uuid]) {
-        let hosts: Vec<_> = host_ids.iter().map(|id| (*id, ForHost::Policies)).collect();
-        if hosts.is_empty() {
-            return;
-        }
-        if let Err(error) = self.store.notify_hosts(&hosts).await {
-            tracing::warn!(error = %Chain(&error), "the other hosts could not be told of policies");
         }
     }
 

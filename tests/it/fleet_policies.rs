@@ -191,6 +191,23 @@ async fn lost_confirmation_is_repeated() {
     hosts[0].until_seen(all_have).await;
 }
 
+/// As where a failover has lost it with the last heartbeat.
+#[tokio::test]
+async fn confirmation_that_the_database_has_lost_is_repeated() {
+    let (fleet, _) = three_hosts().await;
+    let (host, other) = (&fleet.hosts[0], &fleet.hosts[1]);
+    let id = host.app.service.fleet().host_id();
+    let lost = format!("UPDATE hosts SET policy_generation = 0, lease_until = lease_until - 1000000 WHERE id = '{id}'");
+    run(&host.config().database_url(), &lost).await;
+    let of_others = async || {
+        let stages = other.app.service.policies_of_hosts().await.unwrap();
+        stages.into_iter().map(|(_, decides)| decides).min()
+    };
+    assert_eq!(of_others().await, Some(0));
+    fleet.pass(Duration::from_secs(3)).await;
+    other.until_found(async || (of_others().await == Some(1)).then_some(())).await;
+}
+
 /// Two reloads at once: both are told what came of theirs, and one generation decides in the end.
 #[tokio::test]
 async fn one_of_two_reloads_at_once_is_overtaken_or_comes_later() {

@@ -98,6 +98,7 @@ fn catch_up(jobs: &Jobs) {
     tracing::error!("the database is older than what this host has written to it: a failover has lost the last writes");
     jobs.metrics.fleet.went_back();
     let service = jobs.service.clone();
+    service.policies.confirm_again();
     jobs.tasks.spawn(async move { service.nodes.send_anew().await });
     jobs.agents.wake_all();
 }

@@ -4,7 +4,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -136,7 +135,7 @@ pub async fn tick(jobs: &Jobs, ticks: u64) {
         jobs.certificates.wake();
     }
     let policies_differ = due.policy_generation != jobs.service.policy_generation();
-    if due.proposed_policies || policies_differ || jobs.service.policies.is_unconfirmed.load(Ordering::Relaxed) {
+    if due.proposed_policies || policies_differ || !jobs.service.policies.is_confirmed() {
         jobs.service.heard_of_policies(&jobs.tasks);
     }
     if due.lost_hosts && jobs.service.fleet.replaces_nodes() {
