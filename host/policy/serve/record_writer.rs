@@ -98,6 +98,7 @@ impl RecordWriter {
             return Ok(());
         }
         self.file = open(&self.path)?;
+        self.is_cut = false;
         tracing::info!(file = %self.path.display(), "decision records go on in a new file");
         Ok(())
     }

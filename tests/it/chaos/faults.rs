@@ -1,5 +1,7 @@
 //! What goes wrong.
 
+use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::time::Duration;
 
 use super::asker::Random;
@@ -34,6 +36,8 @@ pub enum Fault {
         device: usize,
     },
     ReloadPolicies(usize),
+    /// Nothing can be added to the decision records of a host (ENOSPC).
+    FullDisk(usize),
 }
 
 /// What a fault needs for itself.
@@ -42,6 +46,7 @@ enum Part {
     Host(usize),
     Agent(usize),
     Link(Way, usize),
+    Records(usize),
     Database,
 }
 
@@ -61,6 +66,7 @@ impl Fault {
             Self::StopDatabase(Stop::Fast),
             Self::EndListeners,
             Self::ReloadPolicies(host()),
+            Self::FullDisk(host()),
         ];
         for way in Way::ALL {
             faults.extend(modes.map(|mode| Self::Link(way, host(), mode)));
@@ -78,6 +84,7 @@ impl Fault {
             Self::KillAgent(device) => vec![Part::Agent(device)],
             Self::StopDatabase(_) | Self::EndListeners => vec![Part::Database],
             Self::Link(way, host, _) => vec![Part::Link(way, host)],
+            Self::FullDisk(host) => vec![Part::Records(host)],
             // Every host that is alive has to load them. Without a database, and in the grace after it, no host is ended; nor
             // by one that does not reach it.
             Self::ReloadPolicies(_) | Self::SuspendHostUntilEnded(_) => all_hosts(),
@@ -155,6 +162,14 @@ impl Fault {
                     history.note().wrong.push(format!("{self:?}: {said}"));
                 }
             }
+            Self::FullDisk(number) => {
+                let file = stage.hosts[number].records();
+                let moved = std::fs::rename(&file, file.with_extension("moved"));
+                moved.and_then(|()| symlink("/dev/full", &file)).unwrap();
+                pause().await;
+                std::fs::remove_file(&file).unwrap();
+                until_recorded(history, &file).await;
+            }
         }
     }
 }
@@ -170,6 +185,23 @@ async fn until_ended(stage: &Stage, history: &History, host: usize) {
     let url = stage.hosts[host].agent_url();
     let alive = format!("SELECT count(*) FROM hosts WHERE agent_url = '{url}' AND ended_at IS NULL");
     until_none(stage, history, &alive).await;
+}
+
+/// Waits until whole records are in a file.
+async fn until_recorded(history: &History, file: &Path) {
+    let begun = history.clock.moment();
+    loop {
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        // The last line may be on its way.
+        let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        let damaged = whole.lines().find(|line| serde_json::from_str::<serde_json::Value>(line).is_err());
+        assert_eq!(damaged, None, "in the records after the disk was full");
+        if !whole.is_empty() {
+            return;
+        }
+        assert!(history.clock.moment().since(begun) < NOTICED_WITHIN, "nothing is recorded after the disk was full");
+        history.clock.sleep(LOOK_EVERY).await;
+    }
 }
 
 /// Waits until a statement counts nothing.

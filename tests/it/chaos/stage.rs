@@ -49,7 +49,15 @@ impl Host {
     pub fn agent_url(&self) -> String {
         format!("http://{}", self.link(Way::Agents).address)
     }
+
+    /// The file of its decision records.
+    pub fn records(&self) -> PathBuf {
+        self.place.folder.path().join(RECORDS)
+    }
 }
+
+/// In the folder of a host.
+const RECORDS: &str = "decisions.jsonl";
 
 /// Where every device has its service: by this name, each reaches its own.
 pub const SERVICE: (&str, u16) = ("service.test", 7000);
@@ -99,6 +107,7 @@ impl Stage {
         let [clients, agents, node, store] = &links;
         let roots = place.folder.path().join("authority.pem");
         std::fs::write(&roots, authority).unwrap();
+        let records = place.folder.path().join(RECORDS);
         let mut place = place
             .set("CULVERT_DATABASE_URL", &Server::url_at(store.address))
             .set("CULVERT_DATABASE__MIGRATE", "auto")
@@ -107,6 +116,7 @@ impl Stage {
             .set("CULVERT_NODE__DOMAIN", &format!("h{number}.tunnel.localhost"))
             .set("CULVERT_RATE_LIMIT__PER_MINUTE", "1000000")
             .set("CULVERT_RATE_LIMIT__PER_DAY", "100000000")
+            .set("CULVERT_DECISIONS__FILE", records.to_str().unwrap())
             .set("CULVERT_DRAIN__SECONDS", "1")
             .set("CULVERT_DRAIN__VISITORS_SECONDS", "3")
             .set("CULVERT_WEBHOOKS__EXTRA_ROOT_CERTIFICATES", roots.to_str().unwrap())
