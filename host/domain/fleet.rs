@@ -29,8 +29,9 @@ pub const GRACE: TimeDelta = TimeDelta::seconds(75);
 pub const END_AFTER: TimeDelta = TimeDelta::seconds(33);
 /// How long the nodes of a host serve after its last heartbeat that the database has heard of, if the operator does not say.
 pub const AUTHORITY: Duration = Duration::from_mins(10);
-/// How much longer the others wait for them: clocks do not run alike, and a failover may have lost a heartbeat.
-pub const AUTHORITY_MARGIN: TimeDelta = TimeDelta::seconds(5);
+/// How much longer the others wait for them: clocks do not run alike, a failover may have lost a heartbeat, and the database's
+/// time may have jumped by less than an [`OUTAGE`].
+pub const AUTHORITY_MARGIN: TimeDelta = TimeDelta::seconds(15);
 /// How long a leader that took over from one that was lost ends nothing.
 pub const TAKEOVER: TimeDelta = TimeDelta::seconds(30);
 

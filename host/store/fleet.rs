@@ -208,10 +208,10 @@ macro_rules! save_cluster {
 macro_rules! has_authority {
     ($now:expr) => {
         concat!(
-            "(h.lease_until + h.authority - 10000000 > ",
+            "(h.lease_until + h.authority > ",
             $now,
             " OR (h.authority > 0 AND (SELECT grace_until FROM cluster WHERE id = 1) \
-                 + CASE WHEN h.authority > 70000000 THEN h.authority - 70000000 ELSE 0 END > ",
+                 + CASE WHEN h.authority > 60000000 THEN h.authority - 60000000 ELSE 0 END > ",
             $now,
             "))"
         )
@@ -412,7 +412,7 @@ impl Write {
         // The former process on this machine has no lock any longer. Its lease is waited for after a start of the machine,
         // lest it be a copy of the machine. Of any other process nobody knows what its nodes serve.
         let sql = sql!(concat!(
-            "SELECT name, CASE WHEN machine_identity = $3 THEN lease_until ELSE lease_until + authority - 10000000 END AS until \
+            "SELECT name, CASE WHEN machine_identity = $3 THEN lease_until ELSE lease_until + authority END AS until \
              FROM hosts h WHERE id = $1 AND lock_identity <> $2 \
                  AND CASE WHEN machine_identity = $3 THEN ended_at IS NULL AND lease_until > $4 ELSE ",
             has_authority!("$4"),

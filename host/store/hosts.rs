@@ -58,7 +58,7 @@ pub struct NodeHost {
 macro_rules! select_node_hosts {
     ($now:expr) => {
         concat!(
-            "SELECT n.id AS node_id, h.id, h.name, h.lease_until, h.draining, h.ended_at, h.lease_until + h.authority - 10000000 AS serves_until, ",
+            "SELECT n.id AS node_id, h.id, h.name, h.lease_until, h.draining, h.ended_at, h.lease_until + h.authority AS serves_until, ",
             $now,
             " AS now FROM nodes n JOIN hosts h ON h.id = n.host_id"
         )

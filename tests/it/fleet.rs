@@ -228,10 +228,10 @@ async fn copy_of_a_data_folder_is_refused_while_its_host_is_alive() {
     fleet.pass(seconds(3)).await;
     let refused = copy().await.err().unwrap();
     assert!(refused.starts_with("data_dir: the host of this folder, or of one that it was copied from"), "{refused}");
-    assert!(refused.ends_with("try again after 12:01:08 UTC, or see `culvert node abandon`"), "{refused}");
+    assert!(refused.ends_with("try again after 12:01:18 UTC, or see `culvert node abandon`"), "{refused}");
     fleet.pass_without(authority, &[0]).await;
     assert_eq!(copy().await.err(), Some(refused), "its nodes may serve");
-    fleet.pass_without(seconds(5), &[0]).await;
+    fleet.pass_without(seconds(15), &[0]).await;
     let second = copy().await.unwrap();
     for _ in 0..2 {
         heartbeat::beat(&first.app.jobs).await.unwrap();

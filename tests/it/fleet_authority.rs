@@ -32,10 +32,10 @@ async fn database_counts_the_authority_of_nodes_as_the_rules_do() {
     let (store, url) = (&fleet.hosts[0].app.store, fleet.hosts[0].config().database_url());
     let (node, now) = (fleet.hosts[1].node_id(), fleet.hosts[0].clock.now());
     let row = HostLease { id: node, until: now, ended: false, drains: false };
-    for authority in [60, 69, 70, 71, 600] {
+    for authority in [60, 61, 70, 600] {
         let boundaries = |around: i64| [around - 1, around, around + 1, 0, 75];
         for (lease, grace) in
-            boundaries(10 - authority).into_iter().flat_map(|l| boundaries(70 - authority).map(|g| (l, g)))
+            boundaries(-authority).into_iter().flat_map(|l| boundaries(60 - authority).map(|g| (l, g)))
         {
             let at = |seconds| now + TimeDelta::seconds(seconds);
             let row = HostLease { until: at(lease), ..row.clone() };
@@ -177,8 +177,11 @@ async fn tunnel_of_a_silent_node_runs_elsewhere_when_that_node_serves_it_no_long
     assert!(stage.is_served().await);
     stage.pass_without(&[0]).await;
     assert!(is_closed(stage.public).await, "after 60 seconds");
-    assert_eq!(stage.start_on_the_other_device().await, "409 operation_in_progress", "not before another 5 seconds");
-    stage.pass_without(&[0]).await;
+    for _ in 0..2 {
+        let early = stage.start_on_the_other_device().await;
+        assert_eq!(early, "409 operation_in_progress", "not before another 15 seconds");
+        stage.pass_without(&[0]).await;
+    }
     assert_eq!(stage.start_on_the_other_device().await, "202");
     stage.fleet.hosts[1].until_tunnel(&stage.api(), stage.tunnel, "running").await;
     let public = stage.fleet.hosts[1].public(&stage.api(), stage.tunnel).await;
