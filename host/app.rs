@@ -115,6 +115,10 @@ impl Host {
         let (store, hints) = Store::new(db, clock.clone(), tasks.clone());
         audit_log::sign_with(&store, &secrets);
         let store = Arc::new(store);
+        // No other host can be there.
+        if !store.is_on_a_server() {
+            secrets.use_newest();
+        }
         store.set_own_names(vec![config.public_host(), config.dashboard_host()]);
         let identities = embedded::identities(&config.data_dir, config.nodes().len(), &clock);
         let identities = identities.map_err(|e| ConfigError::new("data_dir", e))?;
@@ -137,8 +141,7 @@ impl Host {
         // Only a host that shares its database is to be heard of.
         let is_heard_of = store.is_on_a_server() && (ticker == Ticker::Auto || config.several_hosts);
         let claimed = claim::claim(&config, (&store, &secrets), &identities, &lock, policies.number()).await?;
-        keys::choose(&secrets, claimed.is_none_or(|claimed| claimed.is_alone));
-        let claimed = claimed.filter(|_| is_heard_of).map(|claimed| claimed.since_boot);
+        let claimed = claimed.filter(|_| is_heard_of);
         let embedded = Arc::new(embedded::open(&config, identities, &store, cx).await?);
         if config.dashboard.enabled {
             site::check_dashboard(&config, &store).await?;
@@ -418,13 +421,9 @@ async fn start_certificates(app: &App) -> std::result::Result<(), ConfigError> {
 /// Ends sessions whose agents hold lease tokens that nodes refuse: those of an earlier version, and after a change
 /// of the host's keys those of agents that do not take a new token. Their tunnels get new leases.
 async fn end_unprovable_sessions(app: &App) -> Result<()> {
-    // The key is recorded last: a host that is killed in between ends the sessions at its next start.
-    let version = if keys::is_settled(&app.store, &app.secrets).await? { 1 } else { 2 };
+    let version = if app.secrets.has_older() { 2 } else { 1 };
     for node_id in app.embedded.ids() {
         sessions::end_with_older_tokens(&app.store, node_id, version).await?;
-    }
-    if keys::enter(&app.store, &app.secrets).await? {
-        tracing::info!("secret_key_file has a new key; lease tokens are signed with it from now on");
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use culvert_domain::error::Chain;
 use culvert_node::Identity;
 use culvert_service::keys;
-use culvert_service::secrets::Secrets;
+use culvert_service::secrets::{SecretError, Secrets};
 use culvert_store::Store;
 use culvert_store::fleet::{Claim, HostRegistration, LiveHost};
 use culvert_wire::clock::Moment;
@@ -37,15 +37,6 @@ pub(crate) fn lock_data_dir(config: &Config) -> Result<File, ConfigError> {
 /// Of the machine, if it has one (machine-id(5)). It stays when the machine is started again.
 const MACHINE_ID: &str = "/etc/machine-id";
 
-/// A place that was taken.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Claimed {
-    /// When it was asked for, since the machine was started.
-    pub(crate) since_boot: Moment,
-    /// Whether no other host is there.
-    pub(crate) is_alone: bool,
-}
-
 fn registration(
     config: &Config,
     (host_id, policy_generation): (Uuid, u64),
@@ -71,6 +62,7 @@ fn registration(
         authority: if store.is_on_a_server() { config.node_authority() } else { Duration::ZERO },
         policy_generation,
         settings: json!(settings).to_string(),
+        key_check: secrets.check(),
     })
 }
 
@@ -79,7 +71,8 @@ fn kernel(name: &str) -> String {
     std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default().trim().into()
 }
 
-/// Takes the place, if no other host is in the way.
+/// Takes the place, if no other host is in the way, and uses the key that all hosts use. Returns when it has asked for the
+/// place, since the machine was started.
 ///
 /// # Errors
 ///
@@ -90,18 +83,28 @@ pub(crate) async fn claim(
     nodes: &[Identity],
     lock: &File,
     policy_generation: u64,
-) -> Result<Option<Claimed>, ConfigError> {
+) -> Result<Option<Moment>, ConfigError> {
     // The host has the id of its first node.
     let Some(id) = nodes.first().map(|node| node.id) else { return Ok(None) };
     let since_boot = store.clock().since_boot();
     let host = registration(config, (id, policy_generation), (store, secrets), lock);
     let claimed = store.claim_host(host.map_err(|e| ConfigError::new("data_dir", e))?).await;
     match claimed.map_err(|e| ConfigError::new("database_url", Chain(&e)))? {
-        Claim::Taken { now, is_alone } => {
+        Claim::Taken { now, key_check, key_is_new } => {
+            if secrets.follow(&key_check).is_none() {
+                // It has to be copied first.
+                let _ = store.end_host(id).await;
+                return Err(ConfigError::new(keys::SETTING, SecretError::Other(config.secret_key_file())));
+            }
+            if key_is_new {
+                tracing::info!("secret_key_file has a new key; lease tokens are signed with it from now on");
+            } else if secrets.current_number() != secrets.newest() {
+                tracing::info!("secret_key_file has a newer key; `culvert secrets activate` has all hosts use it");
+            }
             if store.is_on_a_server() {
                 store.clock().follow(now, store.clock().moment());
             }
-            Ok(Some(Claimed { since_boot, is_alone }))
+            Ok(Some(since_boot))
         }
         Claim::Refused(other) => Err(in_the_way(&other)),
     }

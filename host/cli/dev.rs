@@ -76,8 +76,10 @@ pub(super) async fn run(mut config: Config) -> Result<(), CliError> {
         ready = set_up(&host.app, &api, &folder, sample, &mut agent) => match ready {
             Ok(introduction) => {
                 print_line(PROGRAM, &introduction);
-                stop.next().await;
-                Ok(())
+                tokio::select! {
+                    () = stop.next() => Ok(()),
+                    cause = host.app.service.fleet().until_it_ends() => Err(serve::why(cause, &host.app.config).into()),
+                }
             }
             Err(problem) => Err(problem),
         },

@@ -45,12 +45,14 @@ pub(super) async fn run(config: Config) -> Result<(), CliError> {
         }
         reloads.abort();
         host.stop().await;
+    } else {
+        host.app.policies.close();
     }
     error.map_or(Ok(()), |error| Err(error.into()))
 }
 
 /// Why a host has ended by itself, for its operator.
-fn why(cause: EndCause, config: &Config) -> ConfigError {
+pub(super) fn why(cause: EndCause, config: &Config) -> ConfigError {
     match cause {
         EndCause::Outdated => ConfigError::new("database_url", NEWER),
         EndCause::Replaced => ConfigError::new(

@@ -173,6 +173,8 @@ struct AgentConnection {
     hosts: watch::Receiver<Arc<[String]>>,
     /// When the oldest of the agent's device tokens may have been made.
     tokens_since: Moment,
+    /// The key that they are signed with.
+    tokens_key: u8,
     /// From when on there may be tunnels to resume.
     resume_from: Option<Moment>,
 }
@@ -186,11 +188,11 @@ impl AgentConnection {
         client: IpAddr,
     ) -> Self {
         let handle = control.agents.add(device.connection());
-        let tokens_since = control.clock.moment();
+        let (tokens_since, tokens_key) = (control.clock.moment(), control.service.lease_key_number());
         let device = Arc::new(device);
         let requests = DeviceRequests::open(device.clone(), client);
         let (sent, hosts) = (SentState::of(consent), control.service.fleet().agent_urls());
-        Self { control, link, handle, device, requests, sent, hosts, tokens_since, resume_from: None }
+        Self { control, link, handle, device, requests, sent, hosts, tokens_since, tokens_key, resume_from: None }
     }
 
     /// Most connections only wait, so the work of a step has memory of its own, for as long as it takes.
@@ -378,13 +380,15 @@ impl AgentConnection {
         self.sync_agent().await
     }
 
-    /// New device tokens, when half of the life of those before is over.
+    /// New device tokens, when half of the life of those before is over, or another key signs them: a node that is started
+    /// again does not take those of the former one.
     async fn due_tokens(&mut self) -> Result<Vec<DeviceToken>, End> {
         let now = self.control.clock.moment();
-        if now.since(self.tokens_since) < RENEW_TOKENS_AFTER {
+        let key = self.control.service.lease_key_number();
+        if now.since(self.tokens_since) < RENEW_TOKENS_AFTER && key == self.tokens_key {
             return Ok(Vec::new());
         }
-        self.tokens_since = now;
+        (self.tokens_since, self.tokens_key) = (now, key);
         Ok(self.device.device_tokens().await?)
     }
 

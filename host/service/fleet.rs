@@ -171,20 +171,19 @@ impl Fleet {
         let _ = self.membership.subscribe().wait_for(has_come).await;
     }
 
-    /// Has the process end. Returns whether that is new.
-    pub(crate) fn end_for(&self, cause: EndCause) -> bool {
-        self.end_cause.send_replace(Some(cause)) != Some(cause)
+    /// Has the process end.
+    pub(crate) fn end_for(&self, cause: EndCause) {
+        self.end_cause.send_replace(Some(cause));
     }
 
     /// Waits until the process must end.
     pub async fn until_it_ends(&self) -> EndCause {
         let mut causes = self.end_cause.subscribe();
-        loop {
-            if let Some(cause) = *causes.borrow_and_update() {
-                return cause;
-            }
-            // The sender is this one.
-            let _ = causes.changed().await;
+        let cause = causes.wait_for(Option::is_some).await.ok().and_then(|cause| *cause);
+        // The sender is this one.
+        match cause {
+            Some(cause) => cause,
+            None => std::future::pending().await,
         }
     }
 

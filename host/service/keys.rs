@@ -53,15 +53,6 @@ pub struct Resealed {
     pub second_factors: u64,
 }
 
-/// Has a host use the newest key of the file, where it is alone. Others may not have that one.
-pub fn choose(secrets: &Secrets, is_alone: bool) {
-    if is_alone {
-        secrets.use_key(secrets.newest());
-    } else if !secrets.newest_is_current() {
-        tracing::info!("secret_key_file has a newer key; `culvert secrets activate` has all hosts use it");
-    }
-}
-
 /// Whether hosts use the newest key of the file.
 ///
 /// # Errors
@@ -69,16 +60,6 @@ pub fn choose(secrets: &Secrets, is_alone: bool) {
 /// If the database fails.
 pub async fn newest_is_used(store: &Store, secrets: &Secrets) -> Result<bool> {
     Ok(store.key_check().await?.is_some_and(|known| known.first() == Some(&secrets.newest())))
-}
-
-/// Whether the current key is recorded, and no agent can hold a token that was signed with an older one.
-///
-/// # Errors
-///
-/// If the database fails.
-pub async fn is_settled(store: &Store, secrets: &Secrets) -> Result<bool> {
-    let known = store.key_check().await?;
-    Ok(known.is_some_and(|known| secrets.is_current(&known)) && !secrets.has_older())
 }
 
 /// What came of the wish that all hosts use the newest key of the file.
@@ -118,38 +99,17 @@ async fn activate_in(write: &mut Write, secrets: &Secrets) -> Result<Activation>
     if !missing.is_empty() {
         return Ok(Activation::Missing(missing));
     }
-    secrets.use_key(newest);
     write.set_key_check(&secrets.check()).await?;
     Ok(Activation::Activated)
 }
 
-/// Records the current key in the database. Returns whether it replaces another one.
-///
-/// # Errors
-///
-/// If the database fails.
-pub async fn enter(store: &Store, secrets: &Secrets) -> Result<bool> {
-    let secrets = secrets.clone();
-    store
-        .write(None, move |write| {
-            Box::pin(async move {
-                let known = write.key_check().await?;
-                if known.as_ref().is_some_and(|known| secrets.is_current(known)) {
-                    return Ok(false);
-                }
-                write.set_key_check(&secrets.check()).await?;
-                Ok(known.is_some())
-            })
-        })
-        .await
-}
-
-/// Reseals all data with the current key, so that older keys can be removed.
+/// Reseals all data with the newest key, so that older keys can be removed.
 ///
 /// # Errors
 ///
 /// If the database fails.
 pub async fn reseal(store: &Store, secrets: &Secrets) -> Result<Resealed> {
+    secrets.use_newest();
     let answers = (Uuid::nil(), String::new());
     let resealed = Resealed {
         webhooks: reseal_all(store, secrets, Uuid::nil(), |write, secrets, after| {

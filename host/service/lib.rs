@@ -154,6 +154,11 @@ impl Service {
     }
 
     /// The devices that are connected to this host.
+    /// The number of the key that signs the tokens of agents.
+    pub fn lease_key_number(&self) -> u8 {
+        self.secrets.current_number()
+    }
+
     pub fn liveness(&self) -> &Liveness {
         &self.liveness
     }

@@ -152,19 +152,20 @@ impl Secrets {
             read => read.map_err(|error| SecretError::File { path: path.into(), error })?,
         };
         let secrets = Self::parse(path, &text, clock)?;
-        let opened = secrets.open_sealed(Purpose::KeyCheck, CHECK, check);
-        let version = check.first().filter(|_| opened.as_deref() == Some(CHECK));
-        if version.is_some_and(|version| secrets.use_key(*version).is_some()) {
-            Ok(secrets)
-        } else {
-            Err(SecretError::Other(path.into()))
-        }
+        if secrets.follow(check).is_some() { Ok(secrets) } else { Err(SecretError::Other(path.into())) }
     }
 
-    /// Makes the key of this number the current one. Returns whether it was another one; none if the file does not have it.
-    pub fn use_key(&self, version: u8) -> Option<bool> {
-        let position = self.keys.iter().position(|key| key.version == version)?;
-        Some(self.current.swap(position, Ordering::Relaxed) != position)
+    /// Makes the key current that has sealed a database's check value. Returns whether it was another one; none if the file
+    /// does not have it.
+    pub fn follow(&self, check: &[u8]) -> Option<bool> {
+        let opened = self.open_sealed(Purpose::KeyCheck, CHECK, check)?;
+        let position = self.keys.iter().position(|key| check.first() == Some(&key.version))?;
+        (opened == CHECK).then(|| self.current.swap(position, Ordering::Relaxed) != position)
+    }
+
+    /// Makes the newest key the current one.
+    pub fn use_newest(&self) {
+        self.current.store(self.keys.len() - 1, Ordering::Relaxed);
     }
 
     /// The number of the newest key.
@@ -172,8 +173,9 @@ impl Secrets {
         self.keys[self.keys.len() - 1].version
     }
 
-    pub fn newest_is_current(&self) -> bool {
-        self.newest() == self.current().version
+    /// The number of the current key.
+    pub fn current_number(&self) -> u8 {
+        self.current().version
     }
 
     /// Whether the file has keys that were in use before.
@@ -187,9 +189,9 @@ impl Secrets {
         self.keys.iter().map(listed).collect()
     }
 
-    /// A sealed value by which a database recognises these keys.
+    /// A value that is sealed with the newest key, by which a database recognises these keys.
     pub fn check(&self) -> Vec<u8> {
-        self.seal(Purpose::KeyCheck, CHECK, CHECK)
+        self.seal_with(&self.keys[self.keys.len() - 1], Purpose::KeyCheck, CHECK, CHECK)
     }
 
     /// Whether the file has the key of this number.
@@ -217,7 +219,10 @@ impl Secrets {
     /// Encrypts a value for a purpose. It can be decrypted only with the same context, such as the row that
     /// it is for.
     pub fn seal(&self, purpose: Purpose, context: &[u8], plain: &[u8]) -> Vec<u8> {
-        let key = self.current();
+        self.seal_with(self.current(), purpose, context, plain)
+    }
+
+    fn seal_with(&self, key: &Key, purpose: Purpose, context: &[u8], plain: &[u8]) -> Vec<u8> {
         let nonce: [u8; NONCE_BYTES] = self.clock.random();
         let sealed = cipher(key, purpose)
             .encrypt(&XNonce::from(nonce), Payload { msg: plain, aad: context })
@@ -353,7 +358,13 @@ mod tests {
         fs::write(&path, format!("v1:{}\nv2:{}\n", STANDARD.encode([1; 32]), STANDARD.encode([2; 32]))).unwrap();
         let ahead = Secrets::open(&path, &Clock::system()).unwrap();
         let behind = Secrets::open(&path, &Clock::system()).unwrap();
-        assert_eq!((behind.use_key(1), behind.use_key(1), behind.use_key(3)), (Some(true), Some(false), None));
+        let older = folder.path().join("older");
+        fs::write(&older, format!("v1:{}\n", STANDARD.encode([1; 32]))).unwrap();
+        let check = Secrets::open(&older, &Clock::system()).unwrap().check();
+        assert_eq!([behind.follow(&check), behind.follow(&check)], [Some(true), Some(false)]);
+        fs::write(&older, format!("v1:{}\n", STANDARD.encode([3; 32]))).unwrap();
+        let other = Secrets::open(&older, &Clock::system()).unwrap().check();
+        assert_eq!(behind.follow(&other), None, "another key of the same number");
         let of_both = |purpose| [&ahead, &behind].map(|secrets| secrets.mac(purpose, b"page"));
         let [newer, older] = of_both(Purpose::Cursors);
         assert!(
@@ -365,7 +376,7 @@ mod tests {
             b"hello"
         );
         assert_eq!((behind.lease_verifying_keys().len(), ahead.lease_verifying_keys().len()), (2, 1));
-        assert_eq!(Secrets::of_database(&path, &Clock::system(), &behind.check()).unwrap().current().version, 1);
+        assert_eq!(Secrets::of_database(&path, &Clock::system(), &check).unwrap().current_number(), 1);
     }
 
     #[test]

@@ -34,8 +34,10 @@ pub struct HostRegistration {
     pub authority: Duration,
     /// The generation of the policies that decides there.
     pub policy_generation: u64,
-    /// Digests of the settings that are to be the same at all hosts, as JSON.
+    /// What tells settings apart that are to be the same at all hosts, as JSON.
     pub settings: String,
+    /// The check value of its newest key.
+    pub key_check: Vec<u8>,
 }
 
 /// A process that may be a host.
@@ -49,8 +51,8 @@ pub struct LiveHost {
 /// Whether a host has its place.
 #[derive(Clone, Debug)]
 pub enum Claim {
-    /// It has, since this time of the database; alone, where no other host is there.
-    Taken { now: DateTime<Utc>, is_alone: bool },
+    /// It has, since this time of the database. All hosts use the key of this check value, which may be new.
+    Taken { now: DateTime<Utc>, key_check: Vec<u8>, key_is_new: bool },
     /// This one is in the way.
     Refused(LiveHost),
 }
@@ -234,8 +236,7 @@ macro_rules! dead_hosts {
 pub(crate) use dead_hosts;
 
 impl Store {
-    /// Takes the row of a host for this process, if no other one may still have it. Returns the database's time, or who is in
-    /// the way.
+    /// Takes the row of a host for this process, if no other one may still have it.
     pub async fn claim_host(&self, host: HostRegistration) -> Result<Claim> {
         let id = host.id;
         let claim = self.write(None, move |write| Box::pin(async move { write.claim_host(&host).await })).await?;
@@ -365,7 +366,7 @@ impl Write {
     }
 
     async fn claim_host(&mut self, host: &HostRegistration) -> Result<Claim> {
-        let Shared { mut cluster, has_others, now, .. } = self.lock_shared(host.id).await?;
+        let Shared { mut cluster, now, .. } = self.lock_shared(host.id).await?;
         if let Some(other) = self.process_in_the_way(host, now).await? {
             return Ok(Claim::Refused(other));
         }
@@ -403,8 +404,10 @@ impl Write {
         self.save(&cluster).await?;
         // It has no connections yet, and registers its nodes next.
         self.take_hints(*id).await?;
+        self.withdraw_answers(*id).await?;
         self.execute(sql!("UPDATE nodes SET host_id = NULL WHERE host_id = $1"), args![*id]).await?;
-        Ok(Claim::Taken { now, is_alone: !has_others })
+        let (key_check, key_is_new) = self.choose_key(*id, &host.key_check).await?;
+        Ok(Claim::Taken { now, key_check, key_is_new })
     }
 
     /// Another process that may be this host still.

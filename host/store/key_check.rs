@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use uuid::Uuid;
 
 use super::arg::args;
-use super::db::Db;
+use super::db::{Db, Tx};
 use super::error::DbResult;
 use super::hosts;
 use super::read::Read;
@@ -52,6 +52,21 @@ impl Write {
         let sql = sql!("SELECT name, settings FROM hosts WHERE ended_at IS NULL ORDER BY name, id");
         let rows = self.all(sql, args![]).await?;
         Ok(rows.iter().map(|row| Ok((row.text("name")?, hosts::settings(row)?))).collect::<DbResult<_>>()?)
+    }
+
+    /// Records the newest key of a host that begins, unless others may not have it. Returns the one that is recorded then, and
+    /// whether it replaces another one.
+    pub(super) async fn choose_key(&mut self, host_id: Uuid, newest: &[u8]) -> Result<(Vec<u8>, bool)> {
+        let sql = sql!("SELECT COUNT(*) AS others FROM hosts WHERE id <> $1 AND ended_at IS NULL");
+        let others: u64 = self.one(sql, args![host_id]).await?.number("others")?;
+        let is_alone = others == 0 || matches!(**self, Tx::Sqlite(_));
+        match self.key_check().await? {
+            Some(known) if !is_alone || known.first() == newest.first() => Ok((known, false)),
+            known => {
+                self.set_key_check(newest).await?;
+                Ok((newest.to_vec(), known.is_some()))
+            }
+        }
     }
 
     /// Records the check value of other keys.

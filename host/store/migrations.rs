@@ -83,6 +83,7 @@ const FILES: &[File] = files! {
     52 "0052_sign_in_tries"
     53 "0053_host_settings"
     54 "0054_policy_trials"
+    55 "0055_former_answers"
 };
 
 pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| migrator(|file| file.sqlite));

@@ -166,6 +166,13 @@ impl Write {
         Ok(true)
     }
 
+    /// Withdraws that nodes of a host have ended sessions, which its new process may serve again.
+    pub(super) async fn withdraw_answers(&mut self, host_id: Uuid) -> Result<()> {
+        let sql = sql!("UPDATE node_requests SET state = 'withdrawn' WHERE host_id = $1 AND state = 'answered'");
+        self.execute(sql, args![host_id]).await?;
+        Ok(())
+    }
+
     /// Takes up that nodes of other hosts have ended sessions: from here on they do not serve them again. False if one of
     /// them may have been withdrawn.
     pub async fn take_up_ends(&mut self, request_ids: &[Uuid]) -> Result<bool> {

@@ -249,6 +249,22 @@ async fn end_that_is_not_taken_up_is_withdrawn() {
     stage.agent().app.service.nodes().release(ended).await;
 }
 
+/// As where the node's host is killed just after it has answered: its new process serves what the database shows.
+#[tokio::test]
+async fn end_that_a_former_process_has_answered_is_withdrawn() {
+    let mut stage = Stage::set().await;
+    stage.running().await;
+    let leases = stage.agent().app.store.leases_of_device(stage.device.id).await.unwrap();
+    let ended = stage.agent().app.service.nodes().end(&leases).await.unwrap();
+    let node = stage.fleet.hosts.remove(0).restart().await;
+    stage.fleet.hosts.insert(0, node);
+    let requests = ended.requests.clone();
+    let store = &stage.agent().app.store;
+    let taken_up = store.write(None, move |write| Box::pin(async move { write.take_up_ends(&requests).await }));
+    assert!(!taken_up.await.unwrap());
+    stage.agent().app.service.nodes().release(ended).await;
+}
+
 /// Whoever renews a certificate signs it with the root that people trust.
 #[tokio::test]
 async fn hosts_share_the_roots_of_the_local_authority() {

@@ -72,11 +72,12 @@ async fn say_alive(jobs: &Jobs) -> Result<()> {
 
 /// Uses the key that all hosts use.
 fn use_key(jobs: &Jobs, key_check: Option<&[u8]>) {
-    let Some(version) = key_check.and_then(|check| check.first()) else { return };
-    match jobs.service.secrets.use_key(*version) {
+    let Some(check) = key_check else { return };
+    let version = check.first().copied().unwrap_or_default();
+    match jobs.service.secrets.follow(check) {
         Some(true) => tracing::info!("key v{version} of secret_key_file is used from now on"),
         Some(false) => {}
-        None => _ = jobs.service.fleet.end_for(EndCause::KeyMissing(*version)),
+        None => jobs.service.fleet.end_for(EndCause::KeyMissing(version)),
     }
 }
 

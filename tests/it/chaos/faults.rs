@@ -164,8 +164,9 @@ impl Fault {
             }
             Self::FullDisk(number) => {
                 let file = stage.hosts[number].records();
-                let moved = std::fs::rename(&file, file.with_extension("moved"));
-                moved.and_then(|()| symlink("/dev/full", &file)).unwrap();
+                let full = file.with_extension("full");
+                symlink("/dev/full", &full).unwrap();
+                std::fs::rename(&full, &file).unwrap();
                 pause().await;
                 std::fs::remove_file(&file).unwrap();
                 until_recorded(history, &file).await;
