@@ -38,15 +38,15 @@ pub(super) async fn run(config: Config) -> Result<(), CliError> {
         tracing::error!("{error}; this host stops");
     }
     // What this process would write at its end is another one's now.
-    if cause != Some(EndCause::Replaced) {
+    if cause == Some(EndCause::Replaced) {
+        host.app.policies.close();
+    } else {
         tokio::select! {
             () = host.drain() => {}
             () = stop.next() => tracing::info!("told to stop again: nothing is waited for any longer"),
         }
         reloads.abort();
         host.stop().await;
-    } else {
-        host.app.policies.close();
     }
     error.map_or(Ok(()), |error| Err(error.into()))
 }
