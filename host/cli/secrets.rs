@@ -51,6 +51,7 @@ async fn reseal(store: &Store, secrets: &Keys, output: Output) -> Result<(), Cli
     });
     Ok(())
 }
+
 async fn activate(store: &Store, secrets: &Keys, output: Output) -> Result<(), CliError> {
     if !store.is_on_a_server() {
         return Err(refused(
