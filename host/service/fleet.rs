@@ -179,11 +179,11 @@ impl Fleet {
     /// Waits until the process must end.
     pub async fn until_it_ends(&self) -> EndCause {
         let mut causes = self.end_cause.subscribe();
-        let cause = causes.wait_for(Option::is_some).await.ok().and_then(|cause| *cause);
-        // The sender is this one.
+        let cause = causes.wait_for(Option::is_some).await.map(|cause| *cause);
         match cause {
-            Some(cause) => cause,
-            None => std::future::pending().await,
+            Ok(Some(cause)) => cause,
+            // The sender is this one.
+            _ => std::future::pending().await,
         }
     }
 

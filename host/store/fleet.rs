@@ -85,7 +85,7 @@ pub struct Heartbeat {
 }
 
 /// What all hosts share, locked.
-struct Shared {
+pub(super) struct Shared {
     cluster: Cluster,
     /// Of the process that asks. One that is not the host any longer has none.
     lease: HostLease,
@@ -335,7 +335,7 @@ impl Store {
 
 impl Write {
     /// Locks and reads what all hosts share.
-    async fn lock_shared(&mut self, id: Uuid) -> Result<Shared> {
+    pub(super) async fn lock_shared(&mut self, id: Uuid) -> Result<Shared> {
         let sql = sql!(
             sqlite: select_cluster!("$3", "0", ""),
             postgres: select_cluster!(

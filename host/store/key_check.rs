@@ -48,7 +48,7 @@ impl Write {
 
     /// The hosts that run, by name, with what each says of its settings. None begins or ends meanwhile.
     pub async fn lock_running_hosts(&mut self) -> Result<Vec<(String, BTreeMap<String, String>)>> {
-        self.execute(sql!("UPDATE cluster SET schema_min = schema_min WHERE id = 1"), args![]).await?;
+        self.lock_shared(Uuid::nil()).await?;
         let sql = sql!("SELECT name, settings FROM hosts WHERE ended_at IS NULL ORDER BY name, id");
         let rows = self.all(sql, args![]).await?;
         Ok(rows.iter().map(|row| Ok((row.text("name")?, hosts::settings(row)?))).collect::<DbResult<_>>()?)
@@ -57,6 +57,7 @@ impl Write {
     /// Records the newest key of a host that begins, unless others may not have it. Returns the one that is recorded then, and
     /// whether it replaces another one.
     pub(super) async fn choose_key(&mut self, host_id: Uuid, newest: &[u8]) -> Result<(Vec<u8>, bool)> {
+        // The others that the statement of the lock has counted may be those of before it waited.
         let sql = sql!("SELECT COUNT(*) AS others FROM hosts WHERE id <> $1 AND ended_at IS NULL");
         let others: u64 = self.one(sql, args![host_id]).await?.number("others")?;
         let is_alone = others == 0 || matches!(**self, Tx::Sqlite(_));

@@ -11,6 +11,7 @@ use culvert_service::jobs::heartbeat;
 use culvert_service::secrets::Secrets;
 use serde_json::json;
 
+use crate::support::database::run;
 use crate::support::device::Remote;
 use crate::support::fleet::TestFleet;
 use crate::support::host::{Engine, TestHost};
@@ -109,7 +110,7 @@ async fn host_without_the_key_of_the_others_ends() {
 async fn host_that_the_database_does_not_know_ends() {
     let place = Place::new(Engine::Postgres).await;
     let host = place.serve().await;
-    crate::support::database::run(&place.database_url(), "DELETE FROM hosts").await;
+    run(&place.database_url(), "DELETE FROM hosts").await;
     assert_eq!(host.ended().await, Some(2));
     let again = place.serve().await;
     assert_eq!(place.json("culvert host list").await["data"][0]["state"], json!("alive"));

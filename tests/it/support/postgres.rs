@@ -11,8 +11,7 @@ const POSTGRES: &str = "TEST_POSTGRES";
 
 /// How many databases of tests that have ended there may be. Each takes about ten MB.
 const MOST_UNUSED: usize = 40;
-/// How many of them one test drops. The first one waits for a checkpoint that serves the others as well; on a busy disk each
-/// takes two seconds.
+/// How many of them one test drops: each takes two seconds on a busy disk, of the time that the test has.
 const DROPPED_AT_ONCE: usize = 8;
 
 /// A database of this test's own, made from the migrated template.
