@@ -26,6 +26,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use uuid::Uuid;
 
 use crate::admin::{self, Admin};
 use crate::claim;
@@ -105,6 +106,24 @@ impl Host {
     ///
     /// One line that names the setting and what to do.
     pub async fn start(config: Config, clock: Clock, ticker: Ticker) -> std::result::Result<Self, ConfigError> {
+        let mut place = None;
+        let started = Self::take_place(config, clock, ticker, &mut place).await;
+        if started.is_err()
+            && let Some((store, host_id)) = place
+        {
+            // Nobody is to wait for its nodes.
+            let _ = store.end_host(host_id).await;
+        }
+        started
+    }
+
+    /// As [`Host::start`]; says which place it has taken among the hosts on its database.
+    async fn take_place(
+        config: Config,
+        clock: Clock,
+        ticker: Ticker,
+        place: &mut Option<(Arc<Store>, Uuid)>,
+    ) -> std::result::Result<Self, ConfigError> {
         let lock = claim::lock_data_dir(&config)?;
         let db = database::open(&config, config.migrates()).await?;
         let secrets = keys::open(&db, &config.secret_key_file(), &clock).await;
@@ -141,6 +160,7 @@ impl Host {
         // Only a host that shares its database is to be heard of.
         let is_heard_of = store.is_on_a_server() && (ticker == Ticker::Auto || config.several_hosts);
         let claimed = claim::claim(&config, (&store, &secrets), &identities, &lock, policies.number()).await?;
+        *place = host_id.map(|host_id| (store.clone(), host_id));
         let claimed = claimed.filter(|_| is_heard_of);
         let embedded = Arc::new(embedded::open(&config, identities, &store, cx).await?);
         if config.dashboard.enabled {

@@ -120,7 +120,8 @@ impl Embedded {
     }
 }
 
-/// Opens the nodes of this process, and registers them in the store.
+/// Opens the nodes of this process, and registers them in the store. Those that were this host's before are so until then: what
+/// others ask of them waits.
 pub(crate) async fn open(
     config: &Config,
     identities: Vec<Identity>,
@@ -145,6 +146,11 @@ pub(crate) async fn open(
             return Err(ConfigError::new(&format!("{setting}.domain"), problem));
         }
         nodes.push(node);
+    }
+    let node_ids: Vec<_> = nodes.iter().map(|node| node.id()).collect();
+    if let Some(host_id) = node_ids.first() {
+        let kept = store.keep_nodes(*host_id, node_ids.clone()).await;
+        kept.map_err(|e| ConfigError::new("database_url", Chain(&e)))?;
     }
     Ok(Embedded::new(nodes, countries))
 }

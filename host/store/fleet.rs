@@ -402,10 +402,9 @@ impl Write {
         ];
         self.execute(sql, args).await?;
         self.save(&cluster).await?;
-        // It has no connections yet, and registers its nodes next.
+        // It has no connections yet.
         self.take_hints(*id).await?;
         self.withdraw_answers(*id).await?;
-        self.execute(sql!("UPDATE nodes SET host_id = NULL WHERE host_id = $1"), args![*id]).await?;
         let (key_check, key_is_new) = self.choose_key(*id, &host.key_check).await?;
         Ok(Claim::Taken { now, key_check, key_is_new })
     }

@@ -12,7 +12,7 @@ use super::error::DbResult;
 use super::fleet::{database_time, of_the_last_day};
 use super::read::Read;
 use super::row::{Row, readable};
-use super::sql::sql;
+use super::sql::{by_ids, sql};
 use super::{Store, Write};
 
 /// A host, as the database knows it.
@@ -107,6 +107,18 @@ impl Store {
             Box::pin(async move { Ok(write.execute(sql, args![host_id, drains]).await? == 1) })
         })
         .await
+    }
+
+    /// Gives up the nodes that a host has no longer.
+    pub async fn keep_nodes(&self, host_id: Uuid, node_ids: Vec<Uuid>) -> Result<()> {
+        let sql = by_ids!("UPDATE nodes SET host_id = NULL WHERE host_id = $1 AND NOT id", "$2", "");
+        let keep = self.write(None, move |write| {
+            Box::pin(async move {
+                write.execute(sql, args![host_id, &node_ids[..]]).await?;
+                Ok(())
+            })
+        });
+        keep.await
     }
 
     /// Gives up a node whose host is not heard of: whoever says so knows that it serves nothing any longer. False where its

@@ -7,14 +7,15 @@ use culvert_domain::session::{EndReason, SESSION_LEASE};
 use culvert_service::sessions;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
+use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
 use crate::support::api::Api;
 use crate::support::cable::Cable;
-use crate::support::database::run;
+use crate::support::database::{run, texts_of};
 use crate::support::device::{Remote, TestDevice};
 use crate::support::fleet::TestFleet;
-use crate::support::host::{Person, TestHost};
+use crate::support::host::{Person, TestHost, within};
 use crate::support::program::command_at;
 use crate::support::visitor::{Visitor, echo_service, is_closed};
 
@@ -263,6 +264,45 @@ async fn end_that_a_former_process_has_answered_is_withdrawn() {
     let taken_up = store.write(None, move |write| Box::pin(async move { write.take_up_ends(&requests).await }));
     assert!(!taken_up.await.unwrap());
     stage.agent().app.service.nodes().release(ended).await;
+}
+
+const WAITING_FOR_LOCKS: &str = "SELECT mode AS text FROM pg_locks JOIN pg_database d ON d.oid = database \
+                                  WHERE datname = current_database() AND NOT granted";
+
+/// Waits until a statement finds something.
+async fn until_there(url: &str, sql: &str) {
+    while texts_of(url, sql).await.is_empty() {}
+}
+
+/// It could open the port that is said to be closed. What others ask of it waits until it has its nodes.
+#[tokio::test]
+async fn host_that_starts_is_waited_for() {
+    let mut stage = Stage::set().await;
+    let tunnel = stage.running().await;
+    let public = stage.node().public(&stage.api(), tunnel).await;
+    let leases = stage.agent().app.store.leases_of_device(stage.device.id).await.unwrap();
+    let node = stage.fleet.hosts.remove(0);
+    let url = node.config().database_url();
+    let mut other = PgConnection::connect(&url).await.unwrap();
+    // Registering a node waits, and nothing before that.
+    sqlx::raw_sql("BEGIN; LOCK TABLE platform_domains IN SHARE MODE").execute(&mut other).await.unwrap();
+    let service = stage.fleet.hosts[0].app.service.clone();
+    let asked = async {
+        until_there(&url, WAITING_FOR_LOCKS).await;
+        let end = tokio::spawn(async move {
+            let ended = service.nodes().end(&leases).await.unwrap();
+            service.nodes().release(ended).await;
+        });
+        until_there(&url, "SELECT kind AS text FROM node_requests WHERE state = 'waiting'").await;
+        sqlx::raw_sql("COMMIT").execute(&mut other).await.unwrap();
+        end
+    };
+    let (node, end) = tokio::join!(Box::pin(node.restart()), within(20, asked));
+    assert!(!end.is_finished());
+    stage.fleet.hosts.insert(0, node);
+    stage.fleet.pass(Duration::from_secs(1)).await;
+    within(20, end).await.unwrap();
+    assert!(is_closed(public).await);
 }
 
 /// Whoever renews a certificate signs it with the root that people trust.
