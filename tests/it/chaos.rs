@@ -2,7 +2,7 @@
 //! visitors and a receiver of events have seen must be what a service shows that keeps its promises.
 //!
 //! `TEST_CHAOS_SEED` is the first seed, which stands for an order of what goes wrong, `TEST_CHAOS_SEEDS` says how many there
-//! are, and `TEST_CHAOS_SECONDS` how long each thing lasts at most.
+//! are, and `TEST_CHAOS_SECONDS` how long each thing lasts at most. With `TEST_PREVIOUS`, hosts and agents of two versions run.
 
 mod asker;
 mod faults;
@@ -261,7 +261,7 @@ async fn restored_backup_serves_what_was_to_run_then() {
     }
     stage.server.restore(&dump).await;
     for host in &stage.hosts {
-        *host.program.lock().await = Some(within(60, host.place.serve()).await);
+        *host.program.lock().await = Some(host.serve().await);
     }
     let end = CancellationToken::new();
     let visits = tokio::spawn(kept.visitor(Random::of(0, 0), answer_within()).visit(end.clone()));

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::support::api::Api;
 use crate::support::fleet::{TestFleet, readiness};
 use crate::support::host::{Engine, within};
+use crate::support::postgres::empty_database;
 use crate::support::program::{Place, Program, fails};
 use crate::support::proxies::Proxy;
 use crate::support::visitor::{Visitor, echo_service};
@@ -137,8 +138,8 @@ fn client(number: usize, url: String, key: String, end: CancellationToken) -> Jo
     })
 }
 
-/// Each of three hosts is stopped and started again behind a load balancer: no request fails, and visitors of the nodes that stay
-/// are not cut.
+/// Each of three hosts is stopped and started again behind a load balancer, for a newer version where there are programs of an
+/// earlier one: no request fails, and visitors of the nodes that stay are not cut.
 #[tokio::test]
 async fn rolling_restart_fails_no_request() {
     let drained = |place: Place, name: &str| {
@@ -152,11 +153,13 @@ async fn rolling_restart_fails_no_request() {
             .set("CULVERT_DRAIN__SECONDS", "2")
             .set("CULVERT_DRAIN__VISITORS_SECONDS", "3")
     };
-    let mut places = vec![drained(Place::new(Engine::Postgres).await, "a")];
-    let mut hosts: Vec<Program> = vec![places[0].serve().await];
+    let former = Place::earlier_programs().unwrap_or_else(Place::programs);
+    let first = Place::new(Engine::Sqlite).await.set("CULVERT_DATABASE_URL", &empty_database().await);
+    let mut places = vec![drained(first, "a")];
+    let mut hosts: Vec<Program> = vec![places[0].serve_by(&former).await];
     for name in ["b", "c"] {
         let place = drained(Place::beside(&places[0]).await, name);
-        hosts.push(place.serve().await);
+        hosts.push(place.serve_by(&former).await);
         places.push(place);
     }
     let [a, b, c] = &places[..] else { panic!("three hosts") };
@@ -195,6 +198,8 @@ async fn rolling_restart_fails_no_request() {
 
     let end = CancellationToken::new();
     let clients: Vec<_> = (0..4).map(|number| client(number, url.clone(), key.into(), end.clone())).collect();
+    let migrated = a.json("culvert migrate").await;
+    assert!(migrated["migrated"] == false || Place::earlier_programs().is_some(), "{migrated}");
     for (number, place) in places.iter().enumerate() {
         if number == 2 {
             assert_eq!(visitor.echo(b"still there").await.unwrap(), b"still there");

@@ -3,6 +3,7 @@
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::json;
+use sqlx::{Connection, PgConnection};
 use tokio::net::TcpStream;
 
 use crate::support::api::Api;
@@ -55,6 +56,29 @@ async fn same_policies_are_reloaded_at_all_hosts_at_once() {
     for host in hosts {
         assert_eq!(host.interrupt().await, Some(0));
     }
+}
+
+const END_LISTENERS: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+                             WHERE datname = current_database() AND query LIKE 'LISTEN%'";
+
+/// They find by looking what they do not hear: a reload that has returned holds all the same.
+#[tokio::test]
+async fn policies_are_reloaded_while_hosts_do_not_hear_each_other() {
+    let (places, hosts) = three_hosts().await;
+    places[0].json("culvert account create --email ada@example.com --name Ada").await;
+    let key = places[0].json("culvert key create --account ada@example.com --scopes full_access").await;
+    let apis: Vec<_> = places.iter().map(|place| Api::new(&place.url(), key["key"].as_str().unwrap())).collect();
+    let mut database = PgConnection::connect(&places[0].database_url()).await.unwrap();
+    let cut = tokio::spawn(async move { while sqlx::raw_sql(END_LISTENERS).execute(&mut database).await.is_ok() {} });
+    for place in &places {
+        let reloaded = place.json("culvert policy reload").await["generation"].to_string();
+        for api in &apis {
+            let created = api.post("/tunnels", json!({"local_port": 80})).await;
+            assert_eq!(created.header("x-policy-generation"), Some(&*reloaded));
+        }
+    }
+    assert!(!cut.is_finished());
+    drop(hosts);
 }
 
 /// The agent goes to another host within seconds, nobody who visits its tunnel notices, and the killed host takes its place

@@ -14,6 +14,7 @@ use crate::support::server::Stop;
 /// An agent's leases and a host's are over, and noticed, within this time, after a grace as well.
 const NOTICED_WITHIN: Duration = Duration::from_secs(75 + 15 + 33 + 12);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+const LISTENERS_ENDED_EVERY: Duration = Duration::from_millis(100);
 
 /// One thing that goes wrong for a while.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +28,7 @@ pub enum Fault {
     RestartHost(usize),
     KillAgent(usize),
     StopDatabase(Stop),
-    /// The sessions of PostgreSQL that listen are ended.
+    /// The sessions of PostgreSQL that listen are ended, again and again.
     EndListeners,
     Link(Way, usize, Mode),
     /// A host, to which a device is connected, has no database until the others have ended it. The device is not to notice.
@@ -47,6 +48,7 @@ enum Part {
     Agent(usize),
     Link(Way, usize),
     Records(usize),
+    Listeners,
     Database,
 }
 
@@ -82,7 +84,8 @@ impl Fault {
             }
             Self::SuspendHost(host) => vec![Part::Host(host)],
             Self::KillAgent(device) => vec![Part::Agent(device)],
-            Self::StopDatabase(_) | Self::EndListeners => vec![Part::Database],
+            Self::StopDatabase(_) => vec![Part::Database, Part::Listeners],
+            Self::EndListeners => vec![Part::Listeners],
             Self::Link(way, host, _) => vec![Part::Link(way, host)],
             Self::FullDisk(host) => vec![Part::Records(host)],
             // Every host that is alive has to load them. Without a database, and in the grace after it, no host is ended; nor
@@ -107,7 +110,7 @@ impl Fault {
                 let mut program = host.program.lock().await;
                 program.take().unwrap().kill().await;
                 pause().await;
-                *program = Some(within(60, host.place.serve()).await);
+                *program = Some(host.serve().await);
             }
             Self::SuspendHost(number) | Self::SuspendHostUntilEnded(number) => {
                 let program = stage.hosts[number].program.lock().await;
@@ -126,7 +129,7 @@ impl Fault {
                 if ended != Some(0) {
                     history.note().wrong.push(format!("{self:?}: it ended with {ended:?}"));
                 }
-                *program = Some(within(60, host.place.serve()).await);
+                *program = Some(host.serve().await);
             }
             Self::KillAgent(number) => {
                 let device = &stage.devices[number];
@@ -140,7 +143,11 @@ impl Fault {
                 stage.server.again("").await;
             }
             Self::EndListeners => {
-                stage.server.sql(END_LISTENERS).await;
+                let begun = history.clock.moment();
+                while history.clock.moment().since(begun) < lasting {
+                    stage.server.sql(END_LISTENERS).await;
+                    history.clock.sleep(LISTENERS_ENDED_EVERY).await;
+                }
             }
             Self::Link(way, number, mode) => {
                 let link = stage.hosts[number].link(way);

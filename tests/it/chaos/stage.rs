@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use culvert_wire::clock::Clock;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -19,9 +20,28 @@ use crate::support::server::Server;
 /// What the plan of the account with `free_key` includes.
 pub const FREE_TUNNELS: usize = 3;
 
+/// Hosts and agents are started by the programs of an earlier version and of this one in turns, where there are such.
+pub struct Versions {
+    earlier: Option<PathBuf>,
+    starts: AtomicUsize,
+}
+
+impl Versions {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { earlier: Place::earlier_programs(), starts: AtomicUsize::default() })
+    }
+
+    /// Where the programs of the next start are.
+    fn next(&self) -> PathBuf {
+        let is_earlier = self.starts.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
+        self.earlier.clone().filter(|_| is_earlier).unwrap_or_else(Place::programs)
+    }
+}
+
 /// A host, and what leads to it and from it.
 pub struct Host {
     pub place: Place,
+    versions: Arc<Versions>,
     pub program: Mutex<Option<Program>>,
     pub links: [Link; 4],
     /// Through its link.
@@ -42,6 +62,10 @@ impl Way {
 }
 
 impl Host {
+    pub async fn serve(&self) -> Program {
+        within(60, self.place.serve_by(&self.versions.next())).await
+    }
+
     pub fn link(&self, way: Way) -> &Link {
         &self.links[way as usize]
     }
@@ -66,11 +90,13 @@ pub const SERVICE: (&str, u16) = ("service.test", 7000);
 pub struct Device {
     pub id: String,
     place: Place,
+    versions: Arc<Versions>,
     pub program: Mutex<Option<Program>>,
 }
 
 pub struct Stage {
     pub server: Server,
+    versions: Arc<Versions>,
     pub hosts: Vec<Arc<Host>>,
     pub devices: Vec<Arc<Device>>,
     pub receiver: Mutex<Receiver>,
@@ -85,6 +111,7 @@ impl Stage {
         let receiver = authority.receiver(&Clock::system()).await;
         let mut stage = Self {
             server,
+            versions: Versions::new(),
             hosts: Vec::new(),
             devices: Vec::new(),
             receiver: Mutex::new(receiver),
@@ -125,7 +152,10 @@ impl Stage {
             let keys = first.place.folder.path().join("culvert-data/secret.key");
             place = place.set("CULVERT_SECRET_KEY_FILE", keys.to_str().unwrap());
         }
-        let program = place.serve().await;
+        let versions = self.versions.clone();
+        let program = place.serve_by(&versions.next()).await;
+        // The first one may know less of the database than this version.
+        place.json("culvert migrate").await;
         let url = format!("http://{}", clients.address);
         let api = if let Some(first) = self.hosts.first() {
             first.api.at(&url)
@@ -133,7 +163,7 @@ impl Stage {
             self.free_key = account(&place, "ben@example.com", "free").await;
             Api::new(&url, &account(&place, "ada@example.com", "self-hosted").await)
         };
-        self.hosts.push(Arc::new(Host { place, program: Mutex::new(Some(program)), links, api }));
+        self.hosts.push(Arc::new(Host { place, versions, program: Mutex::new(Some(program)), links, api }));
     }
 
     async fn add_device(&mut self, number: usize) {
@@ -142,16 +172,13 @@ impl Stage {
         let address = named_echo(name.clone()).await;
         let hosts = format!("127.0.0.1 localhost\n{address} {}\n", SERVICE.0);
         std::fs::write(place.folder.path().join("hosts"), hosts).unwrap();
-        let agent = Place::programs().join("culvert-agent");
-        let script = format!("mount --bind hosts /etc/hosts && exec {} run", agent.display());
-        std::fs::write(place.folder.path().join("agent.sh"), script).unwrap();
         let code = first.place.json("culvert device code --account ada@example.com").await;
         let (code, url) = (code["code"].as_str().unwrap(), first.agent_url());
         let enrol = format!("culvert-agent enroll --server {url} --code {code} --name {name}");
         let enrolled = place.json(&enrol).await;
         place.json(&format!("culvert-agent remote-control enable --allow {}:{}", SERVICE.0, SERVICE.1)).await;
         let id = enrolled["device_id"].as_str().unwrap_or_else(|| panic!("{enrolled}")).to_owned();
-        let device = Device { id, place, program: Mutex::default() };
+        let device = Device { id, place, versions: self.versions.clone(), program: Mutex::default() };
         device.start().await;
         for host in &self.hosts {
             let url = host.agent_url();
@@ -204,6 +231,9 @@ impl Stage {
 
 impl Device {
     pub async fn start(&self) {
+        let agent = self.versions.next().join("culvert-agent");
+        let script = format!("mount --bind hosts /etc/hosts && exec {} run", agent.display());
+        std::fs::write(self.place.folder.path().join("agent.sh"), script).unwrap();
         let mut program = self.place.start_logged("unshare -rm sh agent.sh");
         within(60, program.until("connected server=")).await;
         *self.program.lock().await = Some(program);

@@ -103,6 +103,12 @@ impl Place {
         binary("culvert").parent().unwrap().into()
     }
 
+    /// Where programs of an earlier version are, with which hosts and agents of this one have to work; none, if the tests are not
+    /// to be run with them. `tests/previous` builds them.
+    pub fn earlier_programs() -> Option<PathBuf> {
+        std::env::var_os("TEST_PREVIOUS").map(PathBuf::from)
+    }
+
     /// Waits until a file in the folder holds a text.
     pub async fn until_written(&self, file: &str, text: &str) {
         let path = self.folder.path().join(file);
@@ -160,7 +166,12 @@ impl Place {
     pub fn start_logged(&self, line: &str) -> Program {
         let mut words = line.split_whitespace();
         let mut command = self.command(words.next().unwrap());
-        let mut child = command.args(words).stderr(Stdio::piped()).spawn().unwrap();
+        command.args(words);
+        self.spawn_logged(command)
+    }
+
+    fn spawn_logged(&self, mut command: Command) -> Program {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let lines = read_into(child.stderr.take().unwrap(), Some(self.log()));
         Program { child, lines }
     }
@@ -172,7 +183,14 @@ impl Place {
 
     /// Starts the host, and waits until it takes requests.
     pub async fn serve(&self) -> Program {
-        let mut host = self.start_logged("culvert serve");
+        self.serve_by(&Self::programs()).await
+    }
+
+    /// As [`Place::serve`], by the programs of this folder.
+    pub async fn serve_by(&self, programs: &Path) -> Program {
+        let mut command = self.command_of(programs.join("culvert"));
+        command.arg("serve");
+        let mut host = self.spawn_logged(command);
         host.until("ready address").await;
         host
     }
