@@ -193,11 +193,13 @@ async fn judge(stage: &Stage, history: &History) {
     let wrong = {
         let records = history.note();
         let (visits, writes, operations) = (records.visits.len(), records.written.len(), records.operations.len());
-        let (faults, bursts) = (records.faults.len(), records.bursts.len());
+        let (faults, bursts, moved) = (records.faults.len(), records.bursts.len(), records.moved);
         let met = records.faults.iter().filter(|(_, was_met)| *was_met).count();
-        say(&format!("{visits} visits, {writes} writes, {operations} looks at operations, {bursts} bursts"));
+        say(&format!(
+            "{visits} visits, {writes} writes, {operations} looks at operations, {bursts} bursts, {moved} moves"
+        ));
         say(&format!("{faults} times something went wrong, {met} times somebody met it"));
-        assert!(visits > 100 && writes > 10 && operations > 10 && bursts > 3, "nothing was under way");
+        assert!(visits > 100 && writes > 10 && operations > 10 && bursts > 3 && moved > 0, "nothing was under way");
         records.wrongs()
     };
     if wrong.is_empty() {

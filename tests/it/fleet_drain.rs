@@ -152,14 +152,14 @@ async fn rolling_restart_fails_no_request() {
             .set("CULVERT_TRUSTED_PROXIES", "[\"127.0.0.0/8\"]")
             .set("CULVERT_DRAIN__SECONDS", "2")
             .set("CULVERT_DRAIN__VISITORS_SECONDS", "3")
+            .with_programs(Place::earlier_programs().unwrap_or_else(Place::programs))
     };
-    let former = Place::earlier_programs().unwrap_or_else(Place::programs);
     let first = Place::new(Engine::Sqlite).await.set("CULVERT_DATABASE_URL", &empty_database().await);
     let mut places = vec![drained(first, "a")];
-    let mut hosts: Vec<Program> = vec![places[0].serve_by(&former).await];
+    let mut hosts: Vec<Program> = vec![places[0].serve().await];
     for name in ["b", "c"] {
         let place = drained(Place::beside(&places[0]).await, name);
-        hosts.push(place.serve_by(&former).await);
+        hosts.push(place.serve().await);
         places.push(place);
     }
     let [a, b, c] = &places[..] else { panic!("three hosts") };
@@ -198,7 +198,8 @@ async fn rolling_restart_fails_no_request() {
 
     let end = CancellationToken::new();
     let clients: Vec<_> = (0..4).map(|number| client(number, url.clone(), key.into(), end.clone())).collect();
-    let migrated = a.json("culvert migrate").await;
+    let programs = Place::programs();
+    let migrated = a.json(&format!("{} migrate", programs.join("culvert").display())).await;
     assert!(migrated["migrated"] == false || Place::earlier_programs().is_some(), "{migrated}");
     for (number, place) in places.iter().enumerate() {
         if number == 2 {
@@ -206,7 +207,7 @@ async fn rolling_restart_fails_no_request() {
         }
         let host = hosts.remove(0);
         assert_eq!(within(60, host.terminate()).await, Some(0));
-        hosts.push(place.serve().await);
+        hosts.push(place.serve_by(&programs).await);
     }
     end.cancel();
     for client in clients {

@@ -20,6 +20,8 @@ use serde_json::json;
 
 const HOSTS: u8 = 3;
 const ROUNDS: usize = 100;
+/// A start and a stop are seven frames of an agent, of which a host takes 20 a second.
+const PAUSE: Duration = Duration::from_millis(350);
 const CONNECTIONS: usize = 33;
 const LOAD: Duration = Duration::from_secs(3);
 const RELOADS: usize = 100;
@@ -83,6 +85,7 @@ async fn starts(fleet: &Fleet) {
             heard[place].push(claimed);
             started[place].push(done);
             fleet.act(c, agent, tunnel, "stop").await.unwrap();
+            tokio::time::sleep(PAUSE).await;
         }
     }
     let [mut same, mut other] = heard;
@@ -116,6 +119,7 @@ async fn starts_anywhere(fleet: &Fleet) {
         all += 1.0;
         succeeded += f64::from(u8::from(fleet.act(asked, agent, tunnel, "start").await.is_some()));
         fleet.act(asked, agent, tunnel, "stop").await;
+        tokio::time::sleep(PAUSE).await;
     }
     verdict("starts through any host that succeed", succeeded / all, "= 1.000", succeeded >= all);
     let share = (grants("elsewhere").await - before) / all;
@@ -140,6 +144,7 @@ async fn without_notifications(fleet: &Fleet) {
         heard.push(claimed);
         started.push(done);
         fleet.act(a, &fleet.agents[2], &tunnel, "stop").await.unwrap();
+        tokio::time::sleep(PAUSE).await;
     }
     is_over.store(true, Ordering::Relaxed);
     cutting.await.unwrap();

@@ -96,6 +96,8 @@ pub struct Records {
     pub events: Vec<(String, Uuid)>,
     /// What went wrong, and whether somebody met it.
     pub faults: Vec<(Together, bool)>,
+    /// How often a tunnel was moved.
+    pub moved: usize,
     /// What no check of a history is needed for.
     pub wrong: Vec<String>,
 }
@@ -294,6 +296,7 @@ fn made_up_histories_are_found_wrong() {
         repeated: vec![Repeated { key: "k".into(), first: 1.into(), again: 1.into() }],
         bursts: vec![Burst { made: 3, refused: 2 }],
         silent: Vec::new(),
+        moved: 1,
         expected: vec![("command.succeeded".into(), tunnel)],
         events: vec![("command.succeeded".into(), tunnel)],
         faults: Vec::new(),

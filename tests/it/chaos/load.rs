@@ -1,6 +1,6 @@
 //! Clients that change tunnels, each at hosts that it picks at random, and visitors of these tunnels.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,6 +10,7 @@ use reqwest::Method;
 use serde_json::{Value as Json, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -24,14 +25,19 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// How long a stopped tunnel's port has to refuse a connection.
 const REFUSED_WITHIN: Duration = Duration::from_secs(5);
 
+/// Nobody listens there.
+const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1);
+
 /// Somebody with one tunnel and two devices.
 pub struct Client {
     asker: Asker,
     history: Arc<History>,
     devices: [Arc<Device>; 2],
+    names: [String; 2],
+    nodes: Vec<Json>,
     pub tunnel: Uuid,
-    /// Where visitors reach the tunnel.
-    pub public: SocketAddr,
+    /// Where visitors reach the tunnel; none while it is moved.
+    public: watch::Sender<Option<SocketAddr>>,
     /// Since when it is known to be stopped.
     stopped: Option<Span>,
     values: u32,
@@ -41,12 +47,17 @@ impl Client {
     /// The numbers stand for its requests: two clients with the same would be one.
     pub async fn new(stage: &Arc<Stage>, history: &Arc<History>, random: Random, number: usize) -> Self {
         let devices = [0, 1].map(|which| stage.devices[2 * number + which].clone());
+        let mut asker = Asker::new(stage, history, random);
+        let nodes = asker.read("/nodes").await.body["data"].clone();
+        let nodes = nodes.as_array().unwrap_or_else(|| panic!("{nodes}")).iter().map(|node| node["id"].clone());
         let mut client = Self {
-            asker: Asker::new(stage, history, random),
+            nodes: nodes.collect(),
+            asker,
             history: history.clone(),
             devices,
+            names: [0, 1].map(|which| format!("device-{}", 2 * number + which)),
             tunnel: Uuid::nil(),
-            public: SocketAddr::from(([127, 0, 0, 1], 0)),
+            public: watch::Sender::default(),
             stopped: None,
             values: 0,
         };
@@ -54,19 +65,30 @@ impl Client {
         let body = json!({"local_host": host, "local_port": port, "name": format!("chaos {number}")});
         let made = client.asker.write(Method::POST, "/tunnels", &body).await.body["data"].clone();
         client.tunnel = made["id"].as_str().unwrap_or_else(|| panic!("{made}")).parse().unwrap();
-        let address = &made["public_address"];
-        let port = u16::try_from(address["port"].as_u64().unwrap()).unwrap();
-        client.public = stage.node_at(address["hostname"].as_str().unwrap(), port);
+        client.find().await;
         client
+    }
+
+    /// Takes up where visitors reach the tunnel now.
+    async fn find(&mut self) {
+        let read = self.asker.read(&format!("/tunnels/{}", self.tunnel)).await;
+        let address = &read.body["data"]["public_address"];
+        if let (Some(hostname), Some(port)) = (address["hostname"].as_str(), address["port"].as_u64()) {
+            let public = self.asker.stage.node_at(hostname, u16::try_from(port).unwrap());
+            self.public.send_replace(Some(public));
+        } else {
+            self.history.note().wrong.push(format!("answer: {}: {} {}", self.tunnel, read.status, read.body));
+        }
     }
 
     /// Changes the tunnel until it is told to end.
     pub async fn run(mut self, end: CancellationToken) -> Self {
         while !end.is_cancelled() {
-            match self.asker.random.below(8) {
+            match self.asker.random.below(9) {
                 0 | 1 => self.write_value().await,
                 2 | 3 => self.read_value().await,
                 4 => self.stop().await,
+                5 => self.move_to_some_node().await,
                 _ => {
                     let device = self.asker.random.below(2);
                     self.start(device).await;
@@ -88,7 +110,8 @@ impl Client {
     }
 
     pub fn visitor(&self, random: Random, patience: Duration) -> Visitor {
-        Visitor { history: self.history.clone(), tunnel: self.tunnel, public: self.public, random, patience }
+        let (history, public, names) = (self.history.clone(), self.public.subscribe(), self.names.clone());
+        Visitor { history, tunnel: self.tunnel, names, public, random, patience }
     }
 
     async fn stop(&mut self) {
@@ -97,10 +120,25 @@ impl Client {
             return;
         }
         let stopped = self.history.since(begun);
-        if let Ok(Ok(_)) = self.history.clock.timeout(REFUSED_WITHIN, TcpStream::connect(self.public)).await {
+        let public = self.public.borrow().unwrap_or(NOWHERE);
+        if let Ok(Ok(_)) = self.history.clock.timeout(REFUSED_WITHIN, TcpStream::connect(public)).await {
             self.history.note().wrong.push(format!("stop: the port of {} is open after it", self.tunnel));
         }
         self.stopped.get_or_insert(stopped);
+    }
+
+    /// It may be there already, or be on its way still.
+    async fn move_to_some_node(&mut self) {
+        let node = &self.nodes[self.asker.random.below(self.nodes.len())];
+        self.public.send_replace(None);
+        let path = format!("/tunnels/{}/move", self.tunnel);
+        let moved = self.asker.write(Method::POST, &path, &json!({"node_id": node})).await;
+        match moved.status {
+            202 => self.history.note().moved += 1,
+            409 => {}
+            status => self.history.note().wrong.push(format!("answer: move: {status} {}", moved.body)),
+        }
+        self.find().await;
     }
 
     /// Asks for an operation, and waits until it has ended; whether it has succeeded.
@@ -152,7 +190,9 @@ static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
 pub struct Visitor {
     history: Arc<History>,
     tunnel: Uuid,
-    public: SocketAddr,
+    /// Those that may answer.
+    names: [String; 2],
+    public: watch::Receiver<Option<SocketAddr>>,
     random: Random,
     /// How long they wait for an answer.
     patience: Duration,
@@ -163,7 +203,8 @@ impl Visitor {
     pub async fn visit(mut self, end: CancellationToken) {
         let clock = self.history.clock.clone();
         while !end.is_cancelled() {
-            let stream = clock.timeout(self.patience, TcpStream::connect(self.public));
+            let public = self.public.borrow_and_update().unwrap_or(NOWHERE);
+            let stream = clock.timeout(self.patience, TcpStream::connect(public));
             if let Some(Ok(Ok(stream))) = end.run_until_cancelled(stream).await {
                 end.run_until_cancelled(self.talk(BufReader::new(stream))).await;
             }
@@ -180,6 +221,13 @@ impl Visitor {
                 self.history.met_a_fault();
                 return;
             };
+            if !self.names.contains(&device) {
+                // The tunnel may have moved meanwhile, and its port may be another one's.
+                if !self.public.has_changed().unwrap_or(true) {
+                    self.history.note().wrong.push(format!("{device} answers for {}", self.tunnel));
+                }
+                return;
+            }
             let visit = Visit { tunnel: self.tunnel, connection, device, span: self.history.since(begun) };
             self.history.note().visits.push(visit);
             clock.sleep(LOOK_EVERY).await;

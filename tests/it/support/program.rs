@@ -23,6 +23,8 @@ pub struct Place {
     pub folder: TempDir,
     pub address: IpAddr,
     environment: Vec<(String, String)>,
+    /// Where its programs are.
+    programs: PathBuf,
 }
 
 /// A program that goes on running. Dropped, it is killed.
@@ -33,8 +35,8 @@ pub struct Program {
 }
 
 /// One of the programs, as `cargo build -p culvert -p culvert-agent` leaves them beside each other.
-fn binary(name: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_BIN_EXE_culvert")).with_file_name(name);
+fn binary(programs: &Path, name: &str) -> PathBuf {
+    let path = programs.join(name);
     assert!(path.exists(), "{} is not there; build it: cargo build -p culvert -p culvert-agent", path.display());
     path
 }
@@ -67,7 +69,7 @@ impl Place {
         if engine == Engine::Postgres {
             environment.push(("CULVERT_DATABASE_URL".into(), new_database().await));
         }
-        let place = Self { folder, address, environment };
+        let place = Self { folder, address, environment, programs: Self::programs() };
         for data_dir in ["culvert-data", "culvert-dev"] {
             let data_dir = place.folder.path().join(data_dir);
             share_artefacts(&data_dir);
@@ -98,9 +100,14 @@ impl Place {
         set.map_or_else(file, |(_, url)| url.clone())
     }
 
-    /// Where the programs are.
+    /// Where the programs of this version are.
     pub fn programs() -> PathBuf {
-        binary("culvert").parent().unwrap().into()
+        Path::new(env!("CARGO_BIN_EXE_culvert")).parent().unwrap().into()
+    }
+
+    /// Its programs are those of this folder.
+    pub fn with_programs(self, programs: PathBuf) -> Self {
+        Self { programs, ..self }
     }
 
     /// Where programs of an earlier version are, with which hosts and agents of this one have to work; none, if the tests are not
@@ -119,7 +126,11 @@ impl Place {
 
     /// One of ours, or any other.
     fn command(&self, program: &str) -> Command {
-        if program.starts_with("culvert") { self.command_of(binary(program)) } else { self.command_of(program) }
+        if program.starts_with("culvert") {
+            self.command_of(binary(&self.programs, program))
+        } else {
+            self.command_of(program)
+        }
     }
 
     /// Any program, with what this place's programs are told by their environment.
@@ -183,12 +194,12 @@ impl Place {
 
     /// Starts the host, and waits until it takes requests.
     pub async fn serve(&self) -> Program {
-        self.serve_by(&Self::programs()).await
+        self.serve_by(&self.programs).await
     }
 
     /// As [`Place::serve`], by the programs of this folder.
     pub async fn serve_by(&self, programs: &Path) -> Program {
-        let mut command = self.command_of(programs.join("culvert"));
+        let mut command = self.command_of(binary(programs, "culvert"));
         command.arg("serve");
         let mut host = self.spawn_logged(command);
         host.until("ready address").await;
@@ -199,7 +210,13 @@ impl Place {
     pub async fn serve_under(&self, umask: &str) -> Program {
         let mut command = self.command_of("sh");
         let script = format!("umask {umask}; exec \"$0\" serve");
-        let mut child = command.arg("-c").arg(script).arg(binary("culvert")).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = command
+            .arg("-c")
+            .arg(script)
+            .arg(binary(&self.programs, "culvert"))
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let lines = read(child.stderr.take().unwrap());
         let mut host = Program { child, lines };
         host.until("ready address").await;
@@ -316,7 +333,7 @@ pub async fn fails_at(host: &TestHost, arguments: &[&str]) -> String {
 
 async fn run_at(host: &TestHost, arguments: &[&str]) -> Output {
     let config = host.config();
-    let output = Command::new(binary("culvert"))
+    let output = Command::new(binary(&Place::programs(), "culvert"))
         .args(arguments)
         .env("CULVERT_DATA_DIR", &config.data_dir)
         .env("CULVERT_DATABASE_URL", config.database_url())
