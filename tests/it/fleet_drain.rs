@@ -207,7 +207,7 @@ async fn rolling_restart_fails_no_request() {
         }
         let host = hosts.remove(0);
         assert_eq!(within(60, host.terminate()).await, Some(0));
-        hosts.push(place.serve_by(&programs).await);
+        hosts.push(place.serve_by(&programs, 0).await);
     }
     end.cancel();
     for client in clients {

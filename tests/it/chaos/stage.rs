@@ -20,28 +20,37 @@ use crate::support::server::Server;
 /// What the plan of the account with `free_key` includes.
 pub const FREE_TUNNELS: usize = 3;
 
-/// Hosts and agents are started by the programs of an earlier version and of this one in turns, where there are such.
-pub struct Versions {
+/// How far the wall clocks of hosts are ahead in seconds, one start after the other.
+const AHEAD: [i64; 5] = [60, 0, -5, -60, 5];
+
+/// How hosts and agents are started: by the programs of an earlier version and of this one in turns, where there are such.
+pub struct Starts {
     earlier: Option<PathBuf>,
-    starts: AtomicUsize,
+    count: AtomicUsize,
 }
 
-impl Versions {
+impl Starts {
     fn new() -> Arc<Self> {
-        Arc::new(Self { earlier: Place::earlier_programs(), starts: AtomicUsize::default() })
+        Arc::new(Self { earlier: Place::earlier_programs(), count: AtomicUsize::default() })
     }
 
-    /// Where the programs of the next start are.
-    fn next(&self) -> PathBuf {
-        let is_earlier = self.starts.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
-        self.earlier.clone().filter(|_| is_earlier).unwrap_or_else(Place::programs)
+    /// Where the programs of the next start are, and how far the clock is ahead.
+    fn next(&self) -> (PathBuf, i64) {
+        let number = self.count.fetch_add(1, Ordering::Relaxed);
+        let earlier = self.earlier.clone().filter(|_| number.is_multiple_of(2));
+        (earlier.unwrap_or_else(Place::programs), AHEAD[number % AHEAD.len()])
+    }
+
+    async fn serve(&self, place: &Place) -> Program {
+        let (programs, ahead) = self.next();
+        place.serve_by(&programs, ahead).await
     }
 }
 
 /// A host, and what leads to it and from it.
 pub struct Host {
     pub place: Place,
-    versions: Arc<Versions>,
+    starts: Arc<Starts>,
     pub program: Mutex<Option<Program>>,
     pub links: [Link; 4],
     /// Through its link.
@@ -63,7 +72,7 @@ impl Way {
 
 impl Host {
     pub async fn serve(&self) -> Program {
-        within(60, self.place.serve_by(&self.versions.next())).await
+        within(60, self.starts.serve(&self.place)).await
     }
 
     pub fn link(&self, way: Way) -> &Link {
@@ -90,13 +99,13 @@ pub const SERVICE: (&str, u16) = ("service.test", 7000);
 pub struct Device {
     pub id: String,
     place: Place,
-    versions: Arc<Versions>,
+    starts: Arc<Starts>,
     pub program: Mutex<Option<Program>>,
 }
 
 pub struct Stage {
     pub server: Server,
-    versions: Arc<Versions>,
+    starts: Arc<Starts>,
     pub hosts: Vec<Arc<Host>>,
     pub devices: Vec<Arc<Device>>,
     pub receiver: Mutex<Receiver>,
@@ -111,7 +120,7 @@ impl Stage {
         let receiver = authority.receiver(&Clock::system()).await;
         let mut stage = Self {
             server,
-            versions: Versions::new(),
+            starts: Starts::new(),
             hosts: Vec::new(),
             devices: Vec::new(),
             receiver: Mutex::new(receiver),
@@ -152,8 +161,8 @@ impl Stage {
             let keys = first.place.folder.path().join("culvert-data/secret.key");
             place = place.set("CULVERT_SECRET_KEY_FILE", keys.to_str().unwrap());
         }
-        let versions = self.versions.clone();
-        let program = place.serve_by(&versions.next()).await;
+        let starts = self.starts.clone();
+        let program = starts.serve(&place).await;
         // The first one may know less of the database than this version.
         place.json("culvert migrate").await;
         let url = format!("http://{}", clients.address);
@@ -163,7 +172,7 @@ impl Stage {
             self.free_key = account(&place, "ben@example.com", "free").await;
             Api::new(&url, &account(&place, "ada@example.com", "self-hosted").await)
         };
-        self.hosts.push(Arc::new(Host { place, versions, program: Mutex::new(Some(program)), links, api }));
+        self.hosts.push(Arc::new(Host { place, starts, program: Mutex::new(Some(program)), links, api }));
     }
 
     async fn add_device(&mut self, number: usize) {
@@ -178,7 +187,7 @@ impl Stage {
         let enrolled = place.json(&enrol).await;
         place.json(&format!("culvert-agent remote-control enable --allow {}:{}", SERVICE.0, SERVICE.1)).await;
         let id = enrolled["device_id"].as_str().unwrap_or_else(|| panic!("{enrolled}")).to_owned();
-        let device = Device { id, place, versions: self.versions.clone(), program: Mutex::default() };
+        let device = Device { id, place, starts: self.starts.clone(), program: Mutex::default() };
         device.start().await;
         for host in &self.hosts {
             let url = host.agent_url();
@@ -231,7 +240,7 @@ impl Stage {
 
 impl Device {
     pub async fn start(&self) {
-        let agent = self.versions.next().join("culvert-agent");
+        let agent = self.starts.next().0.join("culvert-agent");
         let script = format!("mount --bind hosts /etc/hosts && exec {} run", agent.display());
         std::fs::write(self.place.folder.path().join("agent.sh"), script).unwrap();
         let mut program = self.place.start_logged("unshare -rm sh agent.sh");

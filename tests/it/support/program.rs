@@ -41,6 +41,14 @@ fn binary(programs: &Path, name: &str) -> PathBuf {
     path
 }
 
+/// The library that a program reads a wrong time from: libfaketime, of Debian.
+fn wrong_clock() -> PathBuf {
+    let found = std::fs::read_dir("/usr/lib").unwrap().flatten().map(|entry| entry.path().join(WRONG_CLOCK));
+    found.into_iter().find(|path| path.exists()).unwrap_or_else(|| panic!("{WRONG_CLOCK}: tests/setup installs it"))
+}
+
+const WRONG_CLOCK: &str = "faketime/libfaketimeMT.so.1";
+
 /// A script of `tests/web`, with what `tests/setup` installs for it.
 pub fn python(script: &str) -> Command {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -194,13 +202,17 @@ impl Place {
 
     /// Starts the host, and waits until it takes requests.
     pub async fn serve(&self) -> Program {
-        self.serve_by(&self.programs).await
+        self.serve_by(&self.programs, 0).await
     }
 
-    /// As [`Place::serve`], by the programs of this folder.
-    pub async fn serve_by(&self, programs: &Path) -> Program {
+    /// As [`Place::serve`], by the programs of this folder, and with a wall clock that is so many seconds ahead.
+    pub async fn serve_by(&self, programs: &Path, seconds_ahead: i64) -> Program {
         let mut command = self.command_of(binary(programs, "culvert"));
         command.arg("serve");
+        if seconds_ahead != 0 {
+            command.env("LD_PRELOAD", wrong_clock()).env("FAKETIME", format!("{seconds_ahead:+}"));
+            command.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        }
         let mut host = self.spawn_logged(command);
         host.until("ready address").await;
         host
