@@ -19,6 +19,7 @@ use culvert_webhook::guard::{AddressPolicy, Guard};
 use culvert_wire::clock::{Clock, Moment};
 use culvert_wire::socket;
 use salvo::conn::TcpListener;
+use salvo::conn::tcp::TcpAcceptor;
 use salvo::fuse::FusePolicy;
 use salvo::server::ServerHandle;
 use salvo::{Listener, Server};
@@ -111,8 +112,8 @@ impl Host {
         if started.is_err()
             && let Some((store, host_id)) = place
         {
-            // Nobody is to wait for its nodes.
-            let _ = store.end_host(host_id).await;
+            // Nobody is to wait for its nodes, which serve nothing.
+            let _ = store.give_host_back(host_id).await;
         }
         started
     }
@@ -198,15 +199,18 @@ impl Host {
         app.service.follow_policies().await.map_err(database)?;
         app.api.authentication.recall(&app.service).await.map_err(database)?;
         start_certificates(&app).await?;
+        // Before the nodes serve: what fails up to here has served nothing.
+        let (listen, admin_listen) = (app.config.listen, app.config.admin_listen);
+        let (listen, admin_listen) = (bind("listen", listen).await?, bind("admin_listen", admin_listen).await?);
         app.embedded.connect(&app.service, mode).await;
         let admission = Admission(app.connections.clone());
         let mut more = vec![gateway::router(&app.control)];
         more.extend(culvert_dashboard::docs::routers(&app.docs));
         more.extend(app.dashboard.iter().map(culvert_dashboard::router));
         let api = (http::service(&app.api, more), admission, app.config.api.connections);
-        let (address, api) = serve("listen", app.config.listen, api).await?;
+        let (address, api) = serve(listen, api);
         let admin = (admin::service(&app.admin), listener::timeouts(), ADMIN_CONNECTIONS);
-        let (admin_address, admin) = serve("admin_listen", app.config.admin_listen, admin).await?;
+        let (admin_address, admin) = serve(admin_listen, admin);
         let mut workers = vec![
             tokio::spawn(ticker::run(app.jobs.clone(), hints, mode)),
             tokio::spawn(deliveries::run(app.jobs.clone())),
@@ -448,18 +452,21 @@ async fn end_unprovable_sessions(app: &App) -> Result<()> {
     Ok(())
 }
 
-async fn serve(
-    setting: &str,
-    address: SocketAddr,
-    (service, admission, connections): (salvo::Service, impl FusePolicy, usize),
-) -> std::result::Result<(SocketAddr, (ServerHandle, JoinHandle<io::Result<()>>)), ConfigError> {
+async fn bind(setting: &str, address: SocketAddr) -> std::result::Result<(SocketAddr, TcpAcceptor), ConfigError> {
     let fail = |problem: &dyn std::fmt::Display| ConfigError::new(setting, format!("{address}: {problem}"));
     let acceptor = TcpListener::new(address).try_bind().await.map_err(|e| fail(&e))?;
     let bound = acceptor.inner().local_addr().map_err(|e| fail(&e))?;
     // A second small frame to an agent would wait for the first one to be acknowledged, 40 ms.
     socket::accept_without_delay(acceptor.inner()).map_err(|e| fail(&e))?;
+    Ok((bound, acceptor))
+}
+
+fn serve(
+    (address, acceptor): (SocketAddr, TcpAcceptor),
+    (service, admission, connections): (salvo::Service, impl FusePolicy, usize),
+) -> (SocketAddr, (ServerHandle, JoinHandle<io::Result<()>>)) {
     let mut server = Server::new(acceptor).fuse_policy(admission).max_connections(connections);
     server.http1_mut().max_buf_size(listener::READ_AHEAD);
     let handle = server.handle();
-    Ok((bound, (handle, tokio::spawn(server.try_serve(service)))))
+    (address, (handle, tokio::spawn(server.try_serve(service))))
 }

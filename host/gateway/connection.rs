@@ -192,7 +192,8 @@ impl AgentConnection {
         let device = Arc::new(device);
         let requests = DeviceRequests::open(device.clone(), client);
         let (sent, hosts) = (SentState::of(consent), control.service.fleet().agent_urls());
-        Self { control, link, handle, device, requests, sent, hosts, tokens_since, tokens_key, resume_from: None }
+        let resume_from = (device.resumed() == Resumed::Waits).then(|| tokens_since.plus(RESUME_AGAIN_AFTER));
+        Self { control, link, handle, device, requests, sent, hosts, tokens_since, tokens_key, resume_from }
     }
 
     /// Most connections only wait, so the work of a step has memory of its own, for as long as it takes.
@@ -306,7 +307,10 @@ impl AgentConnection {
             ToHost::Claimed { operation_id } => self.on_claimed(operation_id).await,
             ToHost::Ready { operation_id } => self.on_ready(operation_id).await,
             ToHost::Finished { operation_id, outcome } => {
-                self.device.finish(operation_id, outcome).await?;
+                // The agent has ended already what goes on after all. It is to resume that.
+                for lease_id in self.device.finish(operation_id, outcome).await? {
+                    self.sent.leases.remove(&lease_id);
+                }
                 self.link.send(&ToAgent::Settled { operation_id }).await
             }
             ToHost::Canceled { operation_id } => Ok(self.device.cancel(operation_id).await?),

@@ -68,11 +68,18 @@ pub struct ConnectedDevice {
     public_key: Vec<u8>,
     /// The leases that the agent held when it connected.
     held: Vec<Uuid>,
+    /// What was found of the tunnels that it should run.
+    resumed: Resumed,
 }
 
 impl ConnectedDevice {
     pub fn connection(&self) -> Connection {
         self.connection
+    }
+
+    /// What was found, when it connected, of the tunnels that it should run.
+    pub fn resumed(&self) -> Resumed {
+        self.resumed
     }
 
     pub fn id(&self) -> Uuid {
@@ -143,7 +150,7 @@ impl ConnectedDevice {
     /// The grants of those leases that their nodes serve.
     pub async fn grants(&self, leases: impl IntoIterator<Item = &Lease>) -> Vec<Grant> {
         let grant = async |lease: &Lease| {
-            let is_held = self.held(lease.session_id);
+            let is_held = lease.ready || self.held(lease.session_id);
             if is_held { self.service.grant_again(lease).await } else { self.service.serve_and_grant(lease).await }
         };
         join_all(leases.into_iter().map(grant)).await.into_iter().flatten().collect()

@@ -329,7 +329,7 @@ impl Store {
 
     /// Says that this process has ended, so that nobody waits for it.
     pub async fn end_host(&self, host_id: Uuid) -> Result<()> {
-        self.write_liveness(move |write| Box::pin(async move { write.end_host(host_id).await })).await
+        self.write_liveness(move |write| Box::pin(async move { write.end_host(host_id, 0).await })).await
     }
 }
 
@@ -440,12 +440,12 @@ impl Write {
         Ok(shared.found(beat))
     }
 
-    async fn end_host(&mut self, host_id: Uuid) -> Result<()> {
+    /// `authority` is how long its nodes may serve still, in microseconds. 0 stands for a host that has stopped in order.
+    pub(super) async fn end_host(&mut self, host_id: Uuid, authority: u64) -> Result<()> {
         let Shared { mut cluster, mut lease, now, .. } = self.lock_shared(host_id).await?;
         cluster.stop(&mut lease, now);
         if self.save_host(&lease, now).await? {
-            // Its nodes have ended everything before.
-            self.execute(sql!("UPDATE hosts SET authority = 0 WHERE id = $1"), args![host_id]).await?;
+            self.execute(sql!("UPDATE hosts SET authority = $2 WHERE id = $1"), args![host_id, authority]).await?;
         }
         self.save(&cluster).await
     }

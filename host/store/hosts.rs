@@ -109,6 +109,12 @@ impl Store {
         .await
     }
 
+    /// Gives back the place of a host that could not start. Its nodes serve nothing, and what is to run there can go elsewhere,
+    /// as from a host that was lost.
+    pub async fn give_host_back(&self, host_id: Uuid) -> Result<()> {
+        self.write_liveness(move |write| Box::pin(async move { write.end_host(host_id, 1).await })).await
+    }
+
     /// Gives up the nodes that a host has no longer.
     pub async fn keep_nodes(&self, host_id: Uuid, node_ids: Vec<Uuid>) -> Result<()> {
         let sql = by_ids!("UPDATE nodes SET host_id = NULL WHERE host_id = $1 AND NOT id", "$2", "");

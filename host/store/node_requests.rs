@@ -166,9 +166,13 @@ impl Write {
         Ok(true)
     }
 
-    /// Withdraws that nodes of a host have ended sessions, which its new process may serve again.
+    /// Withdraws that nodes of a host have ended sessions, which its new process may serve again. An answer of the former process
+    /// whose commit is under way is waited for.
     pub(super) async fn withdraw_answers(&mut self, host_id: Uuid) -> Result<()> {
-        let sql = sql!("UPDATE node_requests SET state = 'withdrawn' WHERE host_id = $1 AND state = 'answered'");
+        let sql = sql!(
+            "UPDATE node_requests SET state = CASE state WHEN 'answered' THEN 'withdrawn' ELSE state END \
+             WHERE host_id = $1 AND state IN ('waiting', 'answered')"
+        );
         self.execute(sql, args![host_id]).await?;
         Ok(())
     }

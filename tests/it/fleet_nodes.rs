@@ -167,6 +167,16 @@ async fn request_that_no_notification_tells_of_is_found_by_the_next_look() {
 /// A tunnel waits for its node's host, and no session is opened and ended meanwhile.
 #[tokio::test]
 async fn tunnel_is_resumed_when_the_host_of_its_node_is_back() {
+    Box::pin(resume_when_the_host_of_the_node_is_back(false)).await;
+}
+
+/// As where the device is started again in the meantime.
+#[tokio::test]
+async fn tunnel_of_a_device_that_connects_meanwhile_is_resumed_when_the_host_of_its_node_is_back() {
+    Box::pin(resume_when_the_host_of_the_node_is_back(true)).await;
+}
+
+async fn resume_when_the_host_of_the_node_is_back(reconnects: bool) {
     let stage = Stage::set().await;
     let (tunnel, other) = (stage.running_on(0).await, stage.running_on(1).await);
     let url = stage.node().config().database_url();
@@ -180,6 +190,12 @@ async fn tunnel_is_resumed_when_the_host_of_its_node_is_back() {
     let session = open().await[&tunnel];
     sessions::end_all(store, stage.ada.account_id, vec![session], EndReason::NodeShutdown).await.unwrap();
     stage.pass_without(30, &[0]).await;
+    if reconnects {
+        stage.cable.lead_to(stage.agent());
+        stage.device.until_disconnected().await;
+        stage.device.clock.advance(Duration::from_secs(1));
+        stage.device.until_connected().await;
+    }
     assert_eq!(open().await.into_keys().collect::<Vec<_>>(), [other]);
     // It looks again after a minute. If time passes faster than the hosts answer each other, the next attempt is later.
     let status = async || stage.api().get(&format!("/tunnels/{tunnel}")).await.data()["status"].clone();
@@ -223,7 +239,9 @@ async fn stop_fails_while_the_host_of_the_node_is_not_heard_of() {
     run(&url, &format!("UPDATE hosts SET lease_until = lease_until - 15000000 WHERE id = '{node}'")).await;
     let stopped = stage.outcome(tunnel, "stop").await;
     assert_eq!((&stopped["status"], &stopped["error"]["code"]), (&json!("failed"), &json!("node_unavailable")));
-    assert!(!is_closed(public).await);
+    // It goes on, also at the device, which had ended it.
+    let visited = stage.agent().until_found(async || Visitor::from("127.0.1.1", public).await);
+    assert_eq!(visited.await.echo(b"still there").await.unwrap(), b"still there");
     // Nor that it goes by new rules.
     let (api, firewall) = (stage.api(), format!("/tunnels/{tunnel}/firewall"));
     let replaced = api.put(&firewall, json!({"rules": []})).await;

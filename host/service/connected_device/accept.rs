@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::{ConnectedDevice, MORE_IDS};
+use crate::resumption::Resumed;
 use crate::{Service, consent, local_runs, presence, resumption};
 
 /// A device that has proved its identity.
@@ -97,10 +98,9 @@ impl Identified {
                 let connection = presence::connect(write, device.id, new).await?;
                 local_runs::stop(write, &device, &hello.stopped).await?;
                 resumption::end_lost_leases(write, device.id, &hello).await?;
-                if resumes {
-                    resumption::resume_tunnels(write, &device, boot_id).await?;
-                }
-                Ok((connection, consent::consent_of(write, &device).await?))
+                let resumed =
+                    if resumes { resumption::resume_tunnels(write, &device, boot_id).await? } else { Resumed::All };
+                Ok((connection, resumed, consent::consent_of(write, &device).await?))
             })
         });
         let place = place.await;
@@ -108,11 +108,11 @@ impl Identified {
         if answer.is_closed() {
             return Err(gone());
         }
-        let (connection, consent) = accepted.await?;
+        let (connection, resumed, consent) = accepted.await?;
         drop(place);
         service.liveness.hold(connection, scope_id);
         let service = service.clone();
-        Ok((ConnectedDevice { service, connection, scope_id, boot_id, public_key, held }, consent))
+        Ok((ConnectedDevice { service, connection, scope_id, boot_id, public_key, held, resumed }, consent))
     }
 
     pub fn device_id(&self) -> Uuid {

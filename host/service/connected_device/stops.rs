@@ -14,42 +14,78 @@ use crate::local_runs;
 use crate::nodes::{self, EndedSessions};
 use crate::operations::reports;
 
+/// What an operation stops.
+#[derive(Clone, Copy, Debug)]
+enum Stop {
+    Tunnel(Uuid),
+    All,
+}
+
+impl Stop {
+    /// The leases of a device that it ends.
+    fn leases(self, of_device: Vec<Lease>) -> Vec<Lease> {
+        let is_ended = |lease: &Lease| match self {
+            Self::Tunnel(tunnel_id) => lease.tunnel_id == tunnel_id,
+            Self::All => true,
+        };
+        of_device.into_iter().filter(is_ended).collect()
+    }
+}
+
 impl ConnectedDevice {
-    /// The agent reports the outcome of an operation.
+    /// The agent reports the outcome of an operation. Returns the leases that go on because their nodes could not be asked to end
+    /// them.
     ///
     /// # Errors
     ///
     /// [`DeviceError::Replaced`] or [`DeviceError::Removed`]; if the database fails.
-    pub async fn finish(&self, operation_id: Uuid, outcome: Result<Done, Failure>) -> Result<(), DeviceError> {
-        let stopped = if outcome.is_ok() { self.leases_to_stop(operation_id).await? } else { Vec::new() };
+    pub async fn finish(&self, operation_id: Uuid, outcome: Result<Done, Failure>) -> Result<Vec<Uuid>, DeviceError> {
+        let stop = if outcome.is_ok() { self.stop_of(operation_id).await? } else { None };
+        let stopped = match stop {
+            Some(stop) => stop.leases(self.service.store.leases_of_device(self.id()).await?),
+            None => Vec::new(),
+        };
+        let lease_ids: Vec<Uuid> = stopped.iter().map(|lease| lease.session_id).collect();
+        let outcome = match stop {
+            Some(stop) if stopped.is_empty() && !self.is_closed(stop).await? => Err(nodes::unavailable()),
+            _ => outcome,
+        };
         // Ports are closed before the stop is recorded as succeeded, so that nobody reads of a stop while a port
         // is still open.
         let (ended, outcome) = match self.service.nodes.end(&stopped).await {
             Ok(ended) => (Some(ended), outcome),
             Err(failure) => (None, Err(failure)),
         };
-        let have_ended = self
-            .write_ends(ended, move |write, device| Box::pin(reports::finish(write, device, operation_id, outcome)))
-            .await?;
-        if have_ended {
-            return Ok(());
+        let is_stopped = outcome.is_ok();
+        let asked = stop.filter(|_| is_stopped).map(|stop| (stop, lease_ids.clone()));
+        let have_ended = self.write_ends((ended, asked), move |write, device| {
+            Box::pin(reports::finish(write, device, operation_id, outcome))
+        });
+        if have_ended.await? {
+            return Ok(if is_stopped { Vec::new() } else { lease_ids });
         }
         let outcome = Err(nodes::unavailable());
-        self.write(move |write, device| Box::pin(reports::finish(write, device, operation_id, outcome))).await
+        self.write(move |write, device| Box::pin(reports::finish(write, device, operation_id, outcome))).await?;
+        Ok(lease_ids)
     }
 
-    /// The leases that the success of a stop ends.
-    async fn leases_to_stop(&self, operation_id: Uuid) -> Result<Vec<Lease>> {
+    /// What an operation stops, if it is a stop.
+    async fn stop_of(&self, operation_id: Uuid) -> Result<Option<Stop>> {
         let operations = self.active_operations().await?;
-        let Some(operation) = operations.into_iter().find(|operation| operation.id == operation_id) else {
-            return Ok(Vec::new());
-        };
-        let stopped = |lease: &Lease| match operation.action {
-            RemoteAction::Stop => Some(lease.tunnel_id) == operation.tunnel_id,
-            RemoteAction::StopAll => true,
-            _ => false,
-        };
-        Ok(self.service.store.leases_of_device(self.id()).await?.into_iter().filter(stopped).collect())
+        let operation = operations.into_iter().find(|operation| operation.id == operation_id);
+        Ok(operation.and_then(|operation| match operation.action {
+            RemoteAction::Stop => operation.tunnel_id.map(Stop::Tunnel),
+            RemoteAction::StopAll => Some(Stop::All),
+            _ => None,
+        }))
+    }
+
+    /// Whether the nodes of a tunnel without a session serve nothing of it any longer.
+    async fn is_closed(&self, stop: Stop) -> Result<bool> {
+        let Stop::Tunnel(tunnel_id) = stop else { return Ok(true) };
+        let Some(tunnel) = self.service.store.tunnel(self.scope_id, tunnel_id).await? else { return Ok(true) };
+        let nodes = [tunnel.node.id].into_iter().chain(tunnel.moving_from.map(|former| former.node_id));
+        Ok(self.service.nodes.wait_until_applied(nodes).await)
     }
 
     /// Somebody at the device has stopped a tunnel.
@@ -62,7 +98,8 @@ impl ConnectedDevice {
         let own: Vec<Lease> = lease.into_iter().filter(|lease| lease.device_id == self.id()).collect();
         // A node that does not answer hears of the end by the next change.
         let ended = self.service.nodes.end(&own).await.ok();
-        let have_ended = self.write_ends(ended, move |write, device| Box::pin(stop_locally(write, device, lease_id)));
+        let have_ended =
+            self.write_ends((ended, None), move |write, device| Box::pin(stop_locally(write, device, lease_id)));
         if have_ended.await? {
             return Ok(());
         }
@@ -70,8 +107,12 @@ impl ConnectedDevice {
     }
 
     /// Writes the ends of sessions that nodes have ended, together with their last traffic. False, and nothing is written, if a
-    /// node of another host may serve one of them again.
-    async fn write_ends<F>(&self, ended: Option<EndedSessions>, work: F) -> Result<bool, DeviceError>
+    /// node of another host may serve one of them again, or if something else has begun than what was asked to end.
+    async fn write_ends<F>(
+        &self,
+        (ended, asked): (Option<EndedSessions>, Option<(Stop, Vec<Uuid>)>),
+        work: F,
+    ) -> Result<bool, DeviceError>
     where
         F: for<'w> FnOnce(&'w mut Write, &'w Device) -> BoxFuture<'w, Result<()>> + Send + 'static,
     {
@@ -84,6 +125,12 @@ impl ConnectedDevice {
             Box::pin(async move {
                 if !write.take_up_ends(&requests).await? {
                     return Ok(None);
+                }
+                if let Some((stop, asked)) = asked {
+                    let open = stop.leases(write.leases_of_device(device.id).await?);
+                    if open.iter().any(|lease| !asked.contains(&lease.session_id)) {
+                        return Ok(None);
+                    }
                 }
                 let mut new = Vec::new();
                 for (node_id, batch) in traffic {
