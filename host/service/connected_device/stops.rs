@@ -123,14 +123,14 @@ impl ConnectedDevice {
         };
         let written = self.write(move |write, device| {
             Box::pin(async move {
-                if !write.take_up_ends(&requests).await? {
-                    return Ok(None);
-                }
                 if let Some((stop, asked)) = asked {
                     let open = stop.leases(write.leases_of_device(device.id).await?);
                     if open.iter().any(|lease| !asked.contains(&lease.session_id)) {
                         return Ok(None);
                     }
+                }
+                if !write.take_up_ends(&requests).await? {
+                    return Ok(None);
                 }
                 let mut new = Vec::new();
                 for (node_id, batch) in traffic {
