@@ -147,7 +147,7 @@ pub(crate) async fn open(
         }
         nodes.push(node);
     }
-    let node_ids: Vec<_> = nodes.iter().map(|node| node.id()).collect();
+    let node_ids: Vec<_> = nodes.iter().map(Node::id).collect();
     if let Some(host_id) = node_ids.first() {
         let kept = store.keep_nodes(*host_id, node_ids.clone()).await;
         kept.map_err(|e| ConfigError::new("database_url", Chain(&e)))?;

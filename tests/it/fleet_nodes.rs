@@ -313,9 +313,10 @@ async fn host_that_starts_is_waited_for() {
         });
         until_there(&url, "SELECT kind AS text FROM node_requests WHERE state = 'waiting'").await;
         sqlx::raw_sql("COMMIT").execute(&mut other).await.unwrap();
-        end
+        Some(end)
     };
     let (node, end) = tokio::join!(Box::pin(node.restart()), within(20, asked));
+    let end = end.unwrap();
     assert!(!end.is_finished());
     stage.fleet.hosts.insert(0, node);
     stage.fleet.pass(Duration::from_secs(1)).await;
