@@ -113,7 +113,7 @@ impl Host {
             && let Some((store, host_id)) = place
         {
             // Nobody is to wait for its nodes, which serve nothing.
-            let _ = store.give_host_back(host_id).await;
+            let _ = store.release_host(host_id).await;
         }
         started
     }

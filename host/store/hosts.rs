@@ -111,11 +111,11 @@ impl Store {
 
     /// Gives back the place of a host that could not start. Its nodes serve nothing, and what is to run there can go elsewhere,
     /// as from a host that was lost.
-    pub async fn give_host_back(&self, host_id: Uuid) -> Result<()> {
+    pub async fn release_host(&self, host_id: Uuid) -> Result<()> {
         self.write_liveness(move |write| Box::pin(async move { write.end_host(host_id, 1).await })).await
     }
 
-    /// Gives up the nodes that a host has no longer.
+    /// Has a host keep these nodes and no others.
     pub async fn keep_nodes(&self, host_id: Uuid, node_ids: Vec<Uuid>) -> Result<()> {
         let sql = by_ids!("UPDATE nodes SET host_id = NULL WHERE host_id = $1 AND NOT id", "$2", "");
         let keep = self.write(None, move |write| {

@@ -171,7 +171,7 @@ impl Write {
     pub(super) async fn withdraw_answers(&mut self, host_id: Uuid) -> Result<()> {
         let sql = sql!(
             "UPDATE node_requests SET state = CASE state WHEN 'answered' THEN 'withdrawn' ELSE state END \
-             WHERE host_id = $1 AND state IN ('waiting', 'answered')"
+             WHERE (host_id = $1 AND state = 'waiting') OR (host_id = $1 AND state = 'answered')"
         );
         self.execute(sql, args![host_id]).await?;
         Ok(())

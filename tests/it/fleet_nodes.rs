@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::support::api::Api;
 use crate::support::cable::Cable;
-use crate::support::database::{run, texts_of};
+use crate::support::database::{WAITING_FOR_LOCKS, run, until_there};
 use crate::support::device::{Remote, TestDevice};
 use crate::support::fleet::TestFleet;
 use crate::support::host::{Person, TestHost, within};
@@ -282,14 +282,6 @@ async fn end_that_a_former_process_has_answered_is_withdrawn() {
     let taken_up = store.write(None, move |write| Box::pin(async move { write.take_up_ends(&requests).await }));
     assert!(!taken_up.await.unwrap());
     stage.agent().app.service.nodes().release(ended).await;
-}
-
-const WAITING_FOR_LOCKS: &str = "SELECT mode AS text FROM pg_locks JOIN pg_database d ON d.oid = database \
-                                  WHERE datname = current_database() AND NOT granted";
-
-/// Waits until a statement finds something.
-async fn until_there(url: &str, sql: &str) {
-    while texts_of(url, sql).await.is_empty() {}
 }
 
 /// It could open the port that is said to be closed. What others ask of it waits until it has its nodes.

@@ -7,6 +7,7 @@ use sqlx::{Connection, PgConnection};
 use tokio::net::TcpStream;
 
 use crate::support::api::Api;
+use crate::support::database::END_LISTENERS;
 use crate::support::host::{Engine, within};
 use crate::support::program::{Place, Program};
 use crate::support::visitor::{Visitor, echo_service};
@@ -57,9 +58,6 @@ async fn same_policies_are_reloaded_at_all_hosts_at_once() {
         assert_eq!(host.interrupt().await, Some(0));
     }
 }
-
-const END_LISTENERS: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
-                             WHERE datname = current_database() AND query LIKE 'LISTEN%'";
 
 /// They find by looking what they do not hear: a reload that has returned holds all the same.
 #[tokio::test]

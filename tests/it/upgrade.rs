@@ -15,7 +15,7 @@ use serde_json::Value;
 use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
-use crate::support::database::{columns, execute_script, rows, run, texts_of};
+use crate::support::database::{WAITING_FOR_LOCKS, columns, execute_script, rows, run, until_there};
 use crate::support::host::{Engine, TestHost, within};
 use crate::support::postgres::empty_database;
 use crate::support::program::{Place, fails};
@@ -183,7 +183,7 @@ async fn migration_that_waits_for_a_reader_lets_others_pass() {
     sqlx::raw_sql("BEGIN; SELECT * FROM tunnels").execute(&mut reader).await.unwrap();
     let mut migration = Box::pin(place.json("culvert migrate"));
     let another = async {
-        while texts_of(&url, "SELECT 'waits' AS text FROM pg_locks WHERE NOT granted").await.is_empty() {}
+        until_there(&url, WAITING_FOR_LOCKS).await;
         run(&url, "BEGIN; LOCK TABLE tunnels IN ROW EXCLUSIVE MODE; COMMIT").await;
     };
     tokio::select! {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::asker::Random;
 use super::history::History;
 use super::stage::{Stage, Way};
+use crate::support::database::END_LISTENERS;
 use crate::support::host::within;
 use crate::support::link::Mode;
 use crate::support::server::Stop;
@@ -232,5 +233,3 @@ fn by_twos(faults: Vec<Fault>, beside: &[Fault]) -> Vec<Together> {
     }
     together
 }
-
-const END_LISTENERS: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'";

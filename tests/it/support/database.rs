@@ -60,6 +60,19 @@ pub async fn texts_of(url: &str, sql: &str) -> Vec<String> {
     rows.iter().map(|row| row.get("text")).collect()
 }
 
+/// Statements of a PostgreSQL database that wait for a lock.
+pub const WAITING_FOR_LOCKS: &str = "SELECT mode AS text FROM pg_locks JOIN pg_database d ON d.oid = database \
+                                      WHERE datname = current_database() AND NOT granted";
+
+/// Ends the sessions of a PostgreSQL database that listen.
+pub const END_LISTENERS: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+                                 WHERE datname = current_database() AND query LIKE 'LISTEN%'";
+
+/// Waits until a statement finds something.
+pub async fn until_there(url: &str, sql: &str) {
+    while texts_of(url, sql).await.is_empty() {}
+}
+
 /// The number of rows in a table.
 pub async fn count(url: &str, table: &str) -> i64 {
     let sql = AssertSqlSafe(format!("SELECT COUNT(*) FROM {table}"));
