@@ -202,6 +202,11 @@ impl Host {
         // Before the nodes serve: what fails up to here has served nothing.
         let (listen, admin_listen) = (app.config.listen, app.config.admin_listen);
         let (listen, admin_listen) = (bind("listen", listen).await?, bind("admin_listen", admin_listen).await?);
+        let mut workers = Vec::new();
+        // While the database is away, the nodes may serve again with the heartbeat that finds it back.
+        if app.store.is_on_a_server() && mode == Ticker::Auto {
+            workers.push(tokio::spawn(heartbeat::run(app.jobs.clone())));
+        }
         app.embedded.connect(&app.service, mode).await;
         let admission = Admission(app.connections.clone());
         let mut more = vec![gateway::router(&app.control)];
@@ -211,17 +216,14 @@ impl Host {
         let (address, api) = serve(listen, api);
         let admin = (admin::service(&app.admin), listener::timeouts(), ADMIN_CONNECTIONS);
         let (admin_address, admin) = serve(admin_listen, admin);
-        let mut workers = vec![
+        workers.extend([
             tokio::spawn(ticker::run(app.jobs.clone(), hints, mode)),
             tokio::spawn(deliveries::run(app.jobs.clone())),
             tokio::spawn(domain_checks::run(app.jobs.clone())),
             tokio::spawn(certificates::run(app.jobs.clone())),
             tokio::spawn(refusals_job::run(app.jobs.clone())),
             tokio::spawn(mail::run(app.jobs.clone())),
-        ];
-        if app.store.is_on_a_server() && mode == Ticker::Auto {
-            workers.push(tokio::spawn(heartbeat::run(app.jobs.clone())));
-        }
+        ]);
         if app.store.is_on_a_server() && (mode == Ticker::Auto || app.config.several_hosts) {
             workers.push(tokio::spawn(listener_job::run(app.jobs.clone())));
             workers.push(tokio::spawn(notifier::run(app.jobs.clone())));

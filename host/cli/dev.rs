@@ -25,13 +25,12 @@ use uuid::Uuid;
 
 use super::account::entrance;
 use super::{CliError, PROGRAM, refused, serve};
-use crate::app::{App, Host};
+use crate::app::App;
 use crate::config::{Config, ConfigError};
 use culvert_domain::permission::{PermissionPreset, Permissions};
 use culvert_domain::sign_in::RequireSecondFactor;
 use culvert_policy::load::chain::Trust;
 use culvert_service::api_keys::{self, NewKey};
-use culvert_service::jobs::Ticker;
 use culvert_service::links;
 use culvert_service::{accounts, enrolment};
 use culvert_store::keys::DeviceCode;
@@ -65,10 +64,7 @@ pub(super) async fn run(mut config: Config) -> Result<(), CliError> {
     serve::log(config.log.format, "warn");
     let folder = config.data_dir.clone();
     let mut stop = serve::StopSignals::listen().map_err(refused)?;
-    let host = tokio::select! {
-        host = Host::start(config, Clock::system(), Ticker::Auto) => host?,
-        () = stop.next() => return Ok(()),
-    };
+    let Some(host) = serve::start(config, &mut stop).await? else { return Ok(()) };
     let (sample, sample_server) = sample_service().await?;
     let api = format!("http://{}/v2", host.address);
     let mut agent = None;

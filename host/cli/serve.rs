@@ -1,7 +1,9 @@
 //! `culvert serve`: the production start.
 
 use std::io::IsTerminal;
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use culvert_wire::clock::Clock;
 use culvert_wire::socket;
@@ -23,10 +25,7 @@ pub(super) async fn run(config: Config) -> Result<(), CliError> {
     let hangup = signal(SignalKind::hangup()).map_err(refused)?;
     // Before the host is ready: who reads that it is may stop it at once.
     let mut stop = StopSignals::listen().map_err(refused)?;
-    let host = tokio::select! {
-        host = Host::start(config, Clock::system(), Ticker::Auto) => host?,
-        () = stop.next() => return Ok(()),
-    };
+    let Some(host) = start(config, &mut stop).await? else { return Ok(()) };
     set_up::offer(&host.app).await?;
     let reloads = tokio::spawn(reload_on(hangup, host.app.clone()));
     let cause = tokio::select! {
@@ -49,6 +48,29 @@ pub(super) async fn run(config: Config) -> Result<(), CliError> {
         host.stop().await;
     }
     error.map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// How long a host that is told to stop while it starts may take to be ready, and to stop in order.
+const START_WITHIN: Duration = Duration::from_secs(10);
+
+/// Starts a host; None if it was told to stop meanwhile. One that has its place among the hosts gives it back.
+pub(super) async fn start(config: Config, stop: &mut StopSignals) -> Result<Option<Host>, CliError> {
+    let clock = Clock::system();
+    let mut starting = pin!(Host::start(config, clock.clone(), Ticker::Auto));
+    tokio::select! {
+        host = &mut starting => return Ok(Some(host?)),
+        () = stop.next() => {}
+    }
+    tracing::info!("told to stop while it starts");
+    tokio::select! {
+        started = clock.timeout(START_WITHIN, starting) => {
+            if let Ok(host) = started {
+                host?.stop().await;
+            }
+        }
+        () = stop.next() => {}
+    }
+    Ok(None)
 }
 
 /// Why a host has ended by itself, for its operator.

@@ -7,6 +7,7 @@ use super::account::entrance;
 use super::{CliError, refused};
 use crate::app::App;
 use crate::config::ConfigError;
+use culvert_domain::error::Chain;
 use culvert_service::links;
 use culvert_wire::private_dir;
 
@@ -21,7 +22,13 @@ pub(super) async fn offer(app: &App) -> Result<(), CliError> {
     }
     let path = app.config.data_dir.join(FILE);
     let failed = |error: io::Error| ConfigError::new("data_dir", format!("{}: {error}", path.display()));
-    let secret = links::offer_setup(&app.store).await?;
+    let secret = match links::offer_setup(&app.store).await {
+        Ok(secret) => secret,
+        Err(error) => {
+            tracing::warn!(error = %Chain(&error), "whether somebody can sign in could not be looked up; the next start does");
+            return Ok(());
+        }
+    };
     // It holds the link of a former start, which has ended.
     match fs::remove_file(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error).into()),

@@ -9,6 +9,7 @@ pub mod heartbeat;
 pub mod listener;
 pub mod mail;
 pub mod notifier;
+mod outage;
 pub mod refusals;
 pub mod sweep;
 pub mod ticker;

@@ -34,6 +34,7 @@ use culvert_domain::lease::Lease;
 use culvert_store::Store;
 use culvert_store::assignments::Assigned;
 use culvert_store::error::first_error;
+use culvert_store::node_requests::EndsElsewhere;
 use elsewhere::Elsewhere;
 pub use link::Link;
 use link::Sent;
@@ -67,8 +68,8 @@ pub struct EndedSessions {
     sessions: Vec<(Arc<Link>, Uuid, Uuid)>,
     /// The last traffic of the sessions.
     pub traffic: Vec<(Uuid, TrafficBatch)>,
-    /// By which other hosts were asked to end some; each has to be taken up.
-    pub requests: Vec<Uuid>,
+    /// Those of nodes of other hosts, which have to be taken up.
+    pub elsewhere: EndsElsewhere,
 }
 
 fn report(what: &str, result: Result<()>) {
@@ -205,9 +206,9 @@ impl Nodes {
     /// If a node does not answer. All of the leases are then served as the store has them.
     pub async fn end(&self, leases: &[Lease]) -> Result<EndedSessions, Failure> {
         let (here, elsewhere): (Vec<_>, Vec<_>) = leases.iter().partition(|lease| self.link(lease.node_id).is_some());
-        let (ended, requests) = tokio::join!(self.end_here(here), self.end_elsewhere(&elsewhere));
-        let have_ended = ended.is_ok() && requests.is_ok();
-        let ended = EndedSessions { requests: requests.unwrap_or_default(), ..ended.unwrap_or_default() };
+        let (ended, ends) = tokio::join!(self.end_here(here), self.end_elsewhere(&elsewhere));
+        let have_ended = ended.is_ok() && ends.is_ok();
+        let ended = EndedSessions { elsewhere: ends.unwrap_or_default(), ..ended.unwrap_or_default() };
         if have_ended {
             return Ok(ended);
         }
@@ -238,7 +239,7 @@ impl Nodes {
 
     /// Allows ended sessions to be served again, if the store still has them open.
     pub async fn release(&self, ended: EndedSessions) {
-        self.forget(ended.requests).await;
+        self.forget(ended.elsewhere.request_ids).await;
         let mut links = BTreeMap::new();
         for (link, tunnel_id, session_id) in ended.sessions {
             let mut sent = link.sent.lock().await;

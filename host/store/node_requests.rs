@@ -40,6 +40,15 @@ pub enum Sent {
     NoHost,
 }
 
+/// What has to be true still when ends of sessions are written that nodes of other hosts have served.
+#[derive(Clone, Debug, Default)]
+pub struct EndsElsewhere {
+    /// The requests to end them, which were answered.
+    pub request_ids: Vec<Uuid>,
+    /// The nodes that serve nothing because they have no host.
+    pub without_host: Vec<Uuid>,
+}
+
 /// What another host asks.
 #[derive(Clone, Debug)]
 pub struct NodeRequest {
@@ -178,8 +187,12 @@ impl Write {
     }
 
     /// Takes up that nodes of other hosts have ended sessions: from here on they do not serve them again. False if one of
-    /// them may have been withdrawn.
-    pub async fn take_up_ends(&mut self, request_ids: &[Uuid]) -> Result<bool> {
+    /// them may have been withdrawn, or if a node that had no host may serve now.
+    pub async fn take_up_ends(&mut self, ends: &EndsElsewhere) -> Result<bool> {
+        let EndsElsewhere { request_ids, without_host } = ends;
+        if !without_host.is_empty() && self.may_serve_now(without_host).await? {
+            return Ok(false);
+        }
         if request_ids.is_empty() {
             return Ok(true);
         }
@@ -189,7 +202,25 @@ impl Write {
             "RETURNING id"
         );
         let now = self.now;
-        Ok(self.all(sql, args![request_ids, now]).await?.len() == request_ids.len())
+        Ok(self.all(sql, args![&request_ids[..], now]).await?.len() == request_ids.len())
+    }
+
+    /// Whether another host of one of these nodes is there. One that starts meanwhile, or is heard of again, waits until this is
+    /// written, and reads then what its nodes are to serve.
+    async fn may_serve_now(&mut self, node_ids: &[Uuid]) -> Result<bool> {
+        let sql = by_ids!(
+            concat!(
+                "SELECT (h.id <> $2 AND ",
+                has_authority!("$3"),
+                ") AS may_serve FROM nodes n JOIN hosts h ON h.id = n.host_id WHERE n.id"
+            ),
+            "$1",
+            "",
+            locked: " FOR SHARE OF h"
+        );
+        let (own_id, now) = (self.host_id.unwrap_or_default(), self.now);
+        let rows = self.all(sql, args![node_ids, own_id, now]).await?;
+        Ok(rows.iter().map(|row| row.flag("may_serve")).collect::<DbResult<Vec<_>>>()?.contains(&true))
     }
 }
 

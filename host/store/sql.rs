@@ -38,10 +38,10 @@ pub(crate) use sql;
 /// Makes a statement with a condition on a list of ids from the SQL before the list, the list's placeholder and the SQL
 /// after it. The list is bound as one value.
 macro_rules! by_ids {
-    ($before:literal, $list:literal, $after:literal) => {
+    ($before:expr, $list:literal, $after:literal) => {
         $crate::sql::by_ids!($before, $list, $after, locked: "")
     };
-    ($before:literal, $list:literal, $after:literal, locked: $clause:literal) => {
+    ($before:expr, $list:literal, $after:literal, locked: $clause:literal) => {
         $crate::sql::sql!(
             sqlite: concat!($before, " IN (SELECT unhex(value) FROM json_each(", $list, ")) ", $after),
             postgres: concat!($before, " = ANY(", $list, ") ", $after, $clause)

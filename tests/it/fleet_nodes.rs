@@ -8,6 +8,7 @@ use culvert_service::sessions;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
+use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use crate::support::api::Api;
@@ -262,8 +263,8 @@ async fn end_that_is_not_taken_up_is_withdrawn() {
     // The host that has asked stands.
     stage.fleet.pass_without(Duration::from_secs(12), &[1]).await;
     stage.node().until_found(async || (!is_closed(public).await).then_some(())).await;
-    let requests = ended.requests.clone();
-    let taken_up = store.write(None, move |write| Box::pin(async move { write.take_up_ends(&requests).await }));
+    let ends = ended.elsewhere.clone();
+    let taken_up = store.write(None, move |write| Box::pin(async move { write.take_up_ends(&ends).await }));
     assert!(!taken_up.await.unwrap());
     stage.agent().app.service.nodes().release(ended).await;
 }
@@ -277,11 +278,54 @@ async fn end_that_a_former_process_has_answered_is_withdrawn() {
     let ended = stage.agent().app.service.nodes().end(&leases).await.unwrap();
     let node = stage.fleet.hosts.remove(0).restart().await;
     stage.fleet.hosts.insert(0, node);
-    let requests = ended.requests.clone();
+    let ends = ended.elsewhere.clone();
     let store = &stage.agent().app.store;
-    let taken_up = store.write(None, move |write| Box::pin(async move { write.take_up_ends(&requests).await }));
+    let taken_up = store.write(None, move |write| Box::pin(async move { write.take_up_ends(&ends).await }));
     assert!(!taken_up.await.unwrap());
     stage.agent().app.service.nodes().release(ended).await;
+}
+
+/// A node whose host does not run serves nothing. If that host starts before a stop is recorded, the stop is not recorded; if
+/// it starts while it is, it waits.
+#[tokio::test]
+async fn stop_is_recorded_only_as_long_as_the_node_has_no_host() {
+    let mut stage = Stage::set().await;
+    stage.running().await;
+    let (agent, url) = (stage.agent().app.service.clone(), stage.node().config().database_url());
+    let store = stage.agent().app.store.clone();
+    let leases = store.leases_of_device(stage.device.id).await.unwrap();
+    let node = stage.fleet.hosts.remove(0);
+    let is_lost = format!(
+        "UPDATE hosts SET ended_at = 1, lease_until = 1, authority = 0 WHERE id = '{}'",
+        node.app.service.fleet().host_id()
+    );
+    run(&url, &is_lost).await;
+    let ended = agent.nodes().end(&leases).await.unwrap();
+    let node = node.restart().await;
+    let ends = ended.elsewhere.clone();
+    let taken_up = store.write(None, move |write| Box::pin(async move { write.take_up_ends(&ends).await }));
+    assert!(!taken_up.await.unwrap());
+    agent.nodes().release(ended).await;
+
+    run(&url, &is_lost).await;
+    let ended = agent.nodes().end(&leases).await.unwrap();
+    let (ends, database) = (ended.elsewhere.clone(), url.clone());
+    let (begun, begins) = oneshot::channel();
+    let taken_up = store.write(None, move |write| {
+        Box::pin(async move {
+            let taken_up = write.take_up_ends(&ends).await;
+            begun.send(()).unwrap();
+            until_there(&database, WAITING_FOR_LOCKS).await;
+            taken_up
+        })
+    });
+    let restarted = async {
+        begins.await.unwrap();
+        Box::pin(node.restart()).await
+    };
+    let (taken_up, _) = within(20, async { tokio::join!(taken_up, restarted) }).await;
+    assert!(taken_up.unwrap());
+    agent.nodes().release(ended).await;
 }
 
 /// It could open the port that is said to be closed. What others ask of it waits until it has its nodes.

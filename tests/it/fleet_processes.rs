@@ -7,9 +7,10 @@ use sqlx::{Connection, PgConnection};
 use tokio::net::TcpStream;
 
 use crate::support::api::Api;
-use crate::support::database::END_LISTENERS;
+use crate::support::cable::Cable;
+use crate::support::database::{END_LISTENERS, WAITING_FOR_LOCKS, texts_of, until_there};
 use crate::support::host::{Engine, within};
-use crate::support::program::{Place, Program};
+use crate::support::program::{Place, Program, fails};
 use crate::support::visitor::{Visitor, echo_service};
 
 /// A host with a node and a domain of its own, which agents are told of.
@@ -77,6 +78,52 @@ async fn policies_are_reloaded_while_hosts_do_not_hear_each_other() {
     }
     assert!(!cut.is_finished());
     drop(hosts);
+}
+
+/// Nobody waits for the nodes of a host that was stopped while it started, or that could not start.
+#[tokio::test]
+async fn host_that_does_not_become_ready_gives_its_place_back() {
+    let place = named(Place::new(Engine::Postgres).await, "a");
+    let url = place.database_url();
+    assert_eq!(place.serve().await.terminate().await, Some(0));
+    let alive = async || texts_of(&url, "SELECT name AS text FROM hosts WHERE ended_at IS NULL").await;
+    // Registering a node waits, and nothing before that.
+    let mut database = PgConnection::connect(&url).await.unwrap();
+    sqlx::raw_sql("BEGIN; LOCK TABLE platform_domains IN SHARE MODE").execute(&mut database).await.unwrap();
+    let mut host = place.start_logged("culvert serve");
+    within(20, until_there(&url, WAITING_FOR_LOCKS)).await;
+    assert_eq!(alive().await.len(), 1);
+    host.signal("-TERM").await;
+    within(20, host.until("told to stop while it starts")).await;
+    sqlx::raw_sql("COMMIT").execute(&mut database).await.unwrap();
+    assert_eq!(host.ended().await, Some(0));
+    assert_eq!(alive().await, [""; 0]);
+
+    let taken = std::net::TcpListener::bind(place.url().strip_prefix("http://").unwrap()).unwrap();
+    assert!(fails(&place, "culvert serve").await.contains("listen: "));
+    assert_eq!(alive().await, [""; 0]);
+    drop(taken);
+    assert_eq!(place.serve().await.terminate().await, Some(0));
+}
+
+/// An operator reads when the database has gone and when it is back, and not the same every second in between.
+#[tokio::test]
+async fn outage_of_the_database_is_logged_when_it_begins_and_when_it_is_over() {
+    let place = named(Place::new(Engine::Postgres).await, "a");
+    let cable = Cable::of_database(&place.database_url()).await;
+    let place = place.set("CULVERT_DATABASE_URL", &cable.url).set("RUST_LOG", "info,culvert_service=debug");
+    let mut host = place.serve().await;
+    cable.cut();
+    let mut said = Vec::new();
+    for _ in 0..3 {
+        said.extend(within(20, host.lines_until("the database does not hear of this host")).await);
+    }
+    cable.mend();
+    said.extend(within(20, host.lines_until("the database hears of this host again")).await);
+    for begins in ["the database does not hear of this host", "notifications of other hosts are missed"] {
+        let warnings = said.iter().filter(|line| line.contains("WARN") && line.contains(begins));
+        assert_eq!(warnings.count(), 1, "{said:#?}");
+    }
 }
 
 /// The agent goes to another host within seconds, nobody who visits its tunnel notices, and the killed host takes its place

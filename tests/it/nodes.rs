@@ -16,7 +16,7 @@ use culvert_wire::clock::Clock;
 use culvert_wire::control::{Done, Grant, ToAgent};
 use culvert_wire::data::{ATTACHED, FENCED, UNKNOWN_KEY};
 use culvert_wire::lease_token::SigningKey;
-use culvert_wire::node::Assignment;
+use culvert_wire::node::{Assignment, ToHost};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -106,6 +106,32 @@ async fn withheld_end_fails_stop_with_node_unavailable(engine: Engine) {
     assert_eq!(held.assignments, stored(&stage.host, node.id).await);
     assert_eq!(held.desired, 1, "by a change");
     stage.host.until_tunnel(&stage.api, stage.tunnel, "running").await;
+
+    // It was told to serve the session again: an answer that comes too late says nothing of the next stop.
+    let ended = || ToHost::Ended { tunnel_id: grant.tunnel_id, session_id: grant.lease_id, epoch: grant.epoch };
+    let stop = stage.request("stop").await;
+    let obey = stage.wire.obey(Done::Stop);
+    let time = async {
+        node.until(|held| held.ended == [grant.lease_id; 2]).await;
+        node.send(ended()).await;
+        // The host reads in order.
+        node.send(node.batch(1, 1, &held.assignments[&grant.tunnel_id], 1)).await;
+        node.until(|held| held.acknowledged == [1]).await;
+        clock.advance(Duration::from_secs(5));
+        node.until(|held| held.assignments.contains_key(&grant.tunnel_id)).await;
+    };
+    within(20, async { tokio::join!(obey, time) }).await;
+    assert_eq!(stage.host.until_ended(&stage.api, stop).await["status"], "failed");
+
+    let stop = stage.request("stop").await;
+    let obey = stage.wire.obey(Done::Stop);
+    let answers = async {
+        node.until(|held| held.ended == [grant.lease_id; 3]).await;
+        node.send(ended()).await;
+        node.send(ended()).await;
+    };
+    within(20, async { tokio::join!(obey, answers) }).await;
+    assert_eq!(stage.host.until_ended(&stage.api, stop).await["status"], "succeeded");
 }
 
 /// A start waits for the node, and says so when the node does not answer.
@@ -128,7 +154,7 @@ async fn silent_node_fails_start_with_node_unavailable(engine: Engine) {
         has_countries: false,
     };
     let culvert_wire::node::NodeEnd { sender, mut receiver } = node_end;
-    sender.send(culvert_wire::node::ToHost::Hello(hello)).await.unwrap();
+    sender.send(ToHost::Hello(hello)).await.unwrap();
     let start = stage.request("start").await;
     let clock = stage.host.clock.clone();
     let abandoned = async {
@@ -250,7 +276,7 @@ async fn stopped_session_shows_its_last_traffic_at_once(engine: Engine) {
         node.until(|held| held.ended == [grant.lease_id]).await;
         node.send(node.batch(1, 1, &session, 77)).await;
         let Assignment { tunnel_id, session_id, epoch, .. } = session;
-        node.send(culvert_wire::node::ToHost::Ended { tunnel_id, session_id, epoch }).await;
+        node.send(ToHost::Ended { tunnel_id, session_id, epoch }).await;
     };
     within(20, async { tokio::join!(obey, end) }).await;
     assert_eq!(stage.host.until_ended(&stage.api, stop).await["status"], "succeeded");

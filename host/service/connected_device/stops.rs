@@ -117,8 +117,8 @@ impl ConnectedDevice {
         F: for<'w> FnOnce(&'w mut Write, &'w Device) -> BoxFuture<'w, Result<()>> + Send + 'static,
     {
         let nodes = self.service.nodes.clone();
-        let (traffic, requests) = match &ended {
-            Some(ended) => (ended.traffic.clone(), ended.requests.clone()),
+        let (traffic, elsewhere) = match &ended {
+            Some(ended) => (ended.traffic.clone(), ended.elsewhere.clone()),
             None => Default::default(),
         };
         let written = self.write(move |write, device| {
@@ -129,7 +129,7 @@ impl ConnectedDevice {
                         return Ok(None);
                     }
                 }
-                if !write.take_up_ends(&requests).await? {
+                if !write.take_up_ends(&elsewhere).await? {
                     return Ok(None);
                 }
                 let mut new = Vec::new();

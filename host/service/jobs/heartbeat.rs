@@ -2,21 +2,28 @@
 
 use std::sync::Arc;
 
-use culvert_domain::error::{Chain, Error, Result};
+use culvert_domain::error::{Error, Result};
 use culvert_domain::fleet::{Beat, HEARTBEAT_EVERY, HEARTBEAT_WAIT, RETRY_EVERY};
 use culvert_store::{hosts, migrations};
 use culvert_wire::clock::Moment;
 
 use super::Jobs;
+use super::outage::Outage;
 use crate::fleet::EndCause;
 
 /// Runs until the host stops.
 pub async fn run(jobs: Arc<Jobs>) {
+    let mut outage = Outage::default();
     loop {
         let next = match beat(&jobs).await {
-            Ok(()) => HEARTBEAT_EVERY,
+            Ok(()) => {
+                outage.works(&jobs.clock, "the database hears of this host again");
+                HEARTBEAT_EVERY
+            }
             Err(error) => {
-                tracing::warn!(error = %Chain(&error), "the other hosts did not hear of this one");
+                let what =
+                    "the database does not hear of this host, nor do the other hosts; it tries again every second";
+                outage.failed(&jobs.clock, &error, what);
                 RETRY_EVERY
             }
         };

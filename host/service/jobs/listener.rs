@@ -5,12 +5,13 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use culvert_domain::error::{Chain, Error, Result};
+use culvert_domain::error::{Error, Result};
 use culvert_domain::fleet::ForHost;
 use culvert_store::postgres_bus::Heard;
 use tokio::time::{sleep, timeout};
 
 use super::Jobs;
+use super::outage::Outage;
 
 /// A host hears itself every second. If it has not for so long, it hears nobody.
 const ECHO_WITHIN: Duration = Duration::from_secs(2);
@@ -24,17 +25,19 @@ pub async fn run(jobs: Arc<Jobs>) {
 
 #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
 async fn listen_always(jobs: &Jobs) {
+    let mut outage = Outage::default();
     loop {
-        let Err(error) = listen(jobs).await;
+        let Err(error) = listen(jobs, &mut outage).await;
         jobs.metrics.fleet.missed();
-        tracing::warn!(error = %Chain(&error), "notifications of other hosts are missed; this one looks every second");
+        let what = "notifications of other hosts are missed; this one looks every second";
+        outage.failed(&jobs.clock, &error, what);
         sleep(RETRY_AFTER).await;
     }
 }
 
 /// Listens until nothing can be heard any longer.
 #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
-async fn listen(jobs: &Jobs) -> Result<Infallible> {
+async fn listen(jobs: &Jobs, outage: &mut Outage) -> Result<Infallible> {
     let listening = jobs.service.store.listen(jobs.service.fleet.host_id());
     let mut listener = timeout(CONNECT_WITHIN, listening).await.map_err(Error::unavailable)??;
     // What has changed before it listened was not heard.
@@ -45,7 +48,10 @@ async fn listen(jobs: &Jobs) -> Result<Infallible> {
             Heard::Something(what) => look(jobs, what).await?,
             Heard::Scopes(scope_ids) => scope_ids.into_iter().for_each(|scope_id| jobs.changes.tell(scope_id)),
             Heard::AllScopes => jobs.changes.tell_all(),
-            Heard::Echo(sent) => jobs.metrics.fleet.heard_itself(jobs.notifier.since(sent)),
+            Heard::Echo(sent) => {
+                jobs.metrics.fleet.heard_itself(jobs.notifier.since(sent));
+                outage.works(&jobs.clock, "notifications of other hosts are heard again");
+            }
         }
     }
 }

@@ -5,13 +5,14 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use culvert_domain::error::{Chain, Result};
+use culvert_domain::error::Result;
 use culvert_domain::fleet::ForHost;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 use uuid::Uuid;
 
 use super::Jobs;
+use super::outage::Outage;
 
 /// How often a host hears itself, which proves that it hears the others.
 const ECHO_EVERY: Duration = Duration::from_secs(1);
@@ -90,7 +91,7 @@ pub async fn run(jobs: Arc<Jobs>) {
 #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
 async fn notify_hosts(jobs: &Jobs) {
     let (store, host_id) = (&jobs.service.store, jobs.service.fleet.host_id());
-    let mut next_echo = Instant::now();
+    let (mut outage, mut next_echo) = (Outage::default(), Instant::now());
     loop {
         let result = tokio::select! {
             hosts = jobs.notifier.hosts.take() => store.notify_hosts(&hosts).await,
@@ -101,22 +102,24 @@ async fn notify_hosts(jobs: &Jobs) {
                 store.notify_itself(host_id, sent).await
             }
         };
-        report(result);
+        report(jobs, &mut outage, result);
     }
 }
 
 #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
 async fn notify_of_scopes(jobs: &Jobs) {
     let (store, host_id) = (&jobs.service.store, jobs.service.fleet.host_id());
+    let mut outage = Outage::default();
     loop {
         let scope_ids = jobs.notifier.scopes.take().await;
-        report(store.notify_of_scopes(host_id, &scope_ids).await);
+        report(jobs, &mut outage, store.notify_of_scopes(host_id, &scope_ids).await);
         sleep(BETWEEN_SCOPES).await;
     }
 }
 
-fn report(result: Result<()>) {
-    if let Err(error) = result {
-        tracing::warn!(error = %Chain(&error), "the other hosts could not be notified");
+fn report(jobs: &Jobs, outage: &mut Outage, result: Result<()>) {
+    match result {
+        Ok(()) => outage.works(&jobs.clock, "the other hosts are notified again"),
+        Err(error) => outage.failed(&jobs.clock, &error, "the other hosts cannot be notified; they look every second"),
     }
 }

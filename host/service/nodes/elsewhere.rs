@@ -8,7 +8,8 @@ use std::time::Duration;
 use culvert_domain::error::{Chain, Error, Result};
 use culvert_domain::lease::Lease;
 use culvert_domain::node_request::RequestKind;
-use culvert_store::node_requests::{NewRequest, NodeRequest, Sent};
+use culvert_store::node_requests::{EndsElsewhere, NewRequest, NodeRequest, Sent};
+use culvert_wire::clock::Moment;
 use culvert_wire::control::{Failure, NodeAddress};
 use futures_util::future::join_all;
 use tokio::sync::oneshot;
@@ -28,6 +29,8 @@ type Answer = Result<Option<NodeAddress>, Failure>;
 pub(super) struct Elsewhere {
     /// Who waits for an answer, by request.
     waiting: Mutex<HashMap<Uuid, oneshot::Sender<Answer>>>,
+    /// When answers were looked for last.
+    looked_at: Mutex<Option<Moment>>,
     /// The requests of other hosts that are being answered.
     under_way: Mutex<HashSet<Uuid>>,
 }
@@ -41,6 +44,16 @@ impl Elsewhere {
         waiting.insert(request_id, sender);
         receiver
     }
+
+    /// Whether this wait is to look for answers now. One does it for all.
+    fn looks(&self, now: Moment) -> bool {
+        let mut looked_at = lock(&self.looked_at);
+        let is_due = looked_at.is_none_or(|last| now.since(last) >= LOOK_EVERY);
+        if is_due {
+            *looked_at = Some(now);
+        }
+        is_due
+    }
 }
 
 /// What came of requests to several nodes.
@@ -49,6 +62,8 @@ struct Asked {
     request_ids: Vec<Uuid>,
     /// Their answers; None where one of them is missing.
     answers: Option<Vec<Answer>>,
+    /// The nodes that serve nothing because they have no host.
+    without_host: Vec<Uuid>,
     /// The hosts of some nodes are not heard of.
     is_away: bool,
 }
@@ -67,13 +82,13 @@ impl Nodes {
         answer?.ok_or_else(unavailable)
     }
 
-    /// Asks for the end of leases, and returns the requests, which have to be taken up.
-    pub(super) async fn end_elsewhere(&self, leases: &[&Lease]) -> Result<Vec<Uuid>, Failure> {
+    /// Asks for the end of leases. What this returns has to be taken up.
+    pub(super) async fn end_elsewhere(&self, leases: &[&Lease]) -> Result<EndsElsewhere, Failure> {
         let requests: Vec<_> = leases.iter().map(|lease| self.about(lease, RequestKind::End)).collect();
-        let Asked { request_ids, answers, is_away } = self.ask(requests, ANSWER_WITHIN).await;
+        let Asked { request_ids, answers, without_host, is_away } = self.ask(requests, ANSWER_WITHIN).await;
         let have_ended = answers.is_some_and(|answers| answers.iter().all(Result::is_ok));
         if have_ended && !is_away {
-            return Ok(request_ids);
+            return Ok(EndsElsewhere { request_ids, without_host });
         }
         self.forget(request_ids).await;
         Err(unavailable())
@@ -81,7 +96,7 @@ impl Nodes {
 
     pub(super) async fn apply_elsewhere(&self, node_ids: Vec<Uuid>) -> Result<()> {
         let request = |node_id| NewRequest { id: self.clock.id(), node_id, kind: RequestKind::Apply, session: None };
-        let Asked { request_ids, answers, is_away } =
+        let Asked { request_ids, answers, is_away, .. } =
             self.ask(node_ids.into_iter().map(request).collect(), APPLY_WITHIN).await;
         tokio::spawn(self.forget(request_ids));
         if !is_away && answers.is_some_and(|answers| answers.iter().all(Result::is_ok)) {
@@ -97,46 +112,46 @@ impl Nodes {
 
     /// Asks the hosts of nodes, and waits for their answers.
     async fn ask(&self, requests: Vec<NewRequest>, within: Duration) -> Asked {
-        let mut asked = Asked { request_ids: Vec::new(), answers: Some(Vec::new()), is_away: false };
+        let mut asked =
+            Asked { request_ids: Vec::new(), answers: Some(Vec::new()), without_host: Vec::new(), is_away: false };
         if requests.is_empty() {
             return asked;
         }
         let begun = self.clock.moment();
         let deadline = begun.plus(within);
         let waits: Vec<_> = requests.iter().map(|request| self.elsewhere.wait_for(request.id)).collect();
-        let all_ids: Vec<Uuid> = requests.iter().map(|request| request.id).collect();
-        let kinds: Vec<RequestKind> = requests.iter().map(|request| request.kind).collect();
+        let all: Vec<NewRequest> = requests.clone();
         let sent = self.store.ask_nodes(requests).await.unwrap_or_else(|error| {
             tracing::warn!(error = %Chain(&error), "the hosts of nodes could not be asked");
-            vec![Sent::HostAway; all_ids.len()]
+            vec![Sent::HostAway; all.len()]
         });
         let mut answers = Vec::new();
-        for ((id, wait), sent) in all_ids.iter().zip(waits).zip(sent) {
+        for ((request, wait), sent) in all.iter().zip(waits).zip(sent) {
             match sent {
                 Sent::Asked => {
-                    asked.request_ids.push(*id);
+                    asked.request_ids.push(request.id);
                     answers.push(wait);
                 }
                 Sent::HostAway => asked.is_away = true,
-                Sent::NoHost => {}
+                Sent::NoHost => asked.without_host.push(request.node_id),
             }
         }
         let answered = self.clock.timeout_at(deadline, self.look_until(join_all(answers))).await;
         asked.answers = answered.ok().and_then(|answers| answers.into_iter().collect::<Result<_, _>>().ok());
-        self.count_requests(&kinds, &asked, self.clock.moment().since(begun));
+        self.count_requests(&all, &asked, self.clock.moment().since(begun));
         let mut waiting = lock(&self.elsewhere.waiting);
-        all_ids.iter().for_each(|id| drop(waiting.remove(id)));
+        all.iter().for_each(|request| drop(waiting.remove(&request.id)));
         asked
     }
 
-    fn count_requests(&self, kinds: &[RequestKind], asked: &Asked, took: Duration) {
+    fn count_requests(&self, requests: &[NewRequest], asked: &Asked, took: Duration) {
         let answer = match asked {
             Asked { is_away: true, .. } => NodeAnswer::HostAway,
             Asked { request_ids, .. } if request_ids.is_empty() => NodeAnswer::HostAway,
             Asked { answers: None, .. } => NodeAnswer::TimedOut,
             Asked { .. } => NodeAnswer::Answered,
         };
-        kinds.iter().for_each(|kind| self.fleet_metrics.asked(*kind, answer, took));
+        requests.iter().for_each(|request| self.fleet_metrics.asked(request.kind, answer, took));
     }
 
     /// Looks for answers until all are there.
@@ -144,7 +159,9 @@ impl Nodes {
         let looking = async {
             loop {
                 self.clock.sleep(LOOK_EVERY).await;
-                if let Err(error) = self.take_answers().await {
+                if self.elsewhere.looks(self.clock.moment())
+                    && let Err(error) = self.take_answers().await
+                {
                     tracing::warn!(error = %Chain(&error), "answers of other hosts could not be read");
                 }
             }

@@ -1,6 +1,7 @@
 //! The channel to one node: what was sent to it, and what it has reported.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -104,9 +105,11 @@ impl Sent {
 struct Reported {
     /// By tunnel: the session that the report is about, and the outcome.
     outcomes: HashMap<Uuid, (Uuid, Outcome)>,
-    /// By session: who waits for its outcome, and who for its end.
+    /// By session: who waits for its outcome.
     serving: HashMap<Uuid, Vec<oneshot::Sender<Outcome>>>,
-    ended: HashMap<Uuid, Vec<oneshot::Sender<()>>>,
+    /// By session: who waits for its end. The node answers each [`ToNode::End`] once and in order, so an answer is that of the
+    /// oldest, although nobody may wait for it any longer.
+    ended: HashMap<Uuid, VecDeque<oneshot::Sender<()>>>,
     /// Batches that are not stored yet, by number.
     traffic: BTreeMap<u64, TrafficBatch>,
     tunnels: u64,
@@ -181,10 +184,12 @@ impl Link {
                 if reported.outcomes.get(&tunnel_id).is_some_and(|(known, _)| *known == session_id) {
                     reported.outcomes.remove(&tunnel_id);
                 }
-                let waiting = reported.ended.remove(&session_id).unwrap_or_default();
-                drop(reported);
-                for waiting in waiting {
-                    let _ = waiting.send(());
+                if let Entry::Occupied(mut waiting) = reported.ended.entry(session_id) {
+                    let oldest = waiting.get_mut().pop_front();
+                    if waiting.get().is_empty() {
+                        waiting.remove();
+                    }
+                    let _ = oldest.map(|oldest| oldest.send(()));
                 }
             }
             // What was sent before the database went back does not count any longer.
@@ -242,7 +247,13 @@ impl Link {
         let mut reported = lock(&self.reported);
         match reported.outcomes.get(&tunnel_id) {
             Some((known, outcome)) if *known == session_id => Ok(outcome.clone()),
-            _ => Err(wait_for(&mut reported.serving, session_id)),
+            _ => {
+                let (sender, outcome) = oneshot::channel();
+                let waiting = reported.serving.entry(session_id).or_default();
+                waiting.retain(|sender| !sender.is_closed());
+                waiting.push(sender);
+                Err(outcome)
+            }
         }
     }
 
@@ -270,14 +281,17 @@ impl Link {
     /// Tells the node to end a session, and returns the receiver of its answer. The session is marked first, so
     /// that nothing that is sent afterwards serves it again.
     pub async fn end(&self, tunnel_id: Uuid, session_id: Uuid, epoch: i64) -> oneshot::Receiver<()> {
+        let (sender, answer) = oneshot::channel();
         let mut sent = self.sent.lock().await;
+        let place = self.sender.reserve().await;
+        // From here on nothing waits: who asks is noted if and only if the node is asked.
         sent.ending.add(session_id, 1);
-        let answer = {
-            let mut reported = lock(&self.reported);
-            reported.outcomes.remove(&tunnel_id);
-            wait_for(&mut reported.ended, session_id)
-        };
-        self.send(ToNode::End { tunnel_id, session_id, epoch }).await;
+        // A node that has gone does not answer.
+        let Ok(place) = place else { return answer };
+        let mut reported = lock(&self.reported);
+        reported.outcomes.remove(&tunnel_id);
+        reported.ended.entry(session_id).or_default().push_back(sender);
+        place.send(ToNode::End { tunnel_id, session_id, epoch });
         answer
     }
 
@@ -360,13 +374,4 @@ impl Link {
         let reported = lock(&self.reported);
         (reported.tunnels, reported.visitors)
     }
-}
-
-/// Adds somebody who waits. Those who no longer wait are removed.
-fn wait_for<T>(waiting: &mut HashMap<Uuid, Vec<oneshot::Sender<T>>>, session_id: Uuid) -> oneshot::Receiver<T> {
-    let (sender, receiver) = oneshot::channel();
-    let waiting = waiting.entry(session_id).or_default();
-    waiting.retain(|sender| !sender.is_closed());
-    waiting.push(sender);
-    receiver
 }

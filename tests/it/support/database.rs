@@ -61,8 +61,8 @@ pub async fn texts_of(url: &str, sql: &str) -> Vec<String> {
 }
 
 /// Statements of a PostgreSQL database that wait for a lock.
-pub const WAITING_FOR_LOCKS: &str = "SELECT mode AS text FROM pg_locks JOIN pg_database d ON d.oid = database \
-                                      WHERE datname = current_database() AND NOT granted";
+pub const WAITING_FOR_LOCKS: &str = "SELECT query AS text FROM pg_stat_activity \
+                                      WHERE datname = current_database() AND wait_event_type = 'Lock'";
 
 /// Ends the sessions of a PostgreSQL database that listen.
 pub const END_LISTENERS: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
