@@ -129,6 +129,7 @@ impl Host {
         let db = database::open(&config, config.migrates()).await?;
         let secrets = keys::open(&db, &config.secret_key_file(), &clock).await;
         let secrets = secrets.map_err(|e| ConfigError::new("secret_key_file", Chain(&e)))?;
+        keys::warn_if_exposed(&config.secret_key_file());
         let admin_token = admin::token(&config.data_dir, &clock);
         let admin_token = admin_token.map_err(|e| ConfigError::new("data_dir", format!("{}: {e}", admin::TOKEN)))?;
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());

@@ -7,7 +7,7 @@ use std::time::Duration;
 use culvert_domain::error::Chain;
 use culvert_node::Identity;
 use culvert_service::keys;
-use culvert_service::secrets::{SecretError, Secrets};
+use culvert_service::secrets::Secrets;
 use culvert_store::Store;
 use culvert_store::fleet::{Claim, HostRegistration, LiveHost};
 use culvert_wire::clock::Moment;
@@ -94,7 +94,7 @@ pub(crate) async fn claim(
             if secrets.follow(&key_check).is_none() {
                 // It has to be copied first.
                 let _ = store.end_host(id).await;
-                return Err(ConfigError::new(keys::SETTING, SecretError::Other(config.secret_key_file())));
+                return Err(ConfigError::new(keys::SETTING, secrets.refusal(&config.secret_key_file(), &key_check)));
             }
             if key_is_new {
                 tracing::info!("secret_key_file has a new key; lease tokens are signed with it from now on");

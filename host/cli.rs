@@ -127,6 +127,11 @@ fn refused(problem: impl std::fmt::Display) -> CliError {
     CliError::Refused(problem.to_string())
 }
 
+/// What an operator is told of an error: what a client is told, or what has failed.
+fn told(error: Error) -> CliError {
+    if error.hides_its_source() { error.into() } else { refused(error.detail) }
+}
+
 /// Runs the command line that this process was started with.
 pub fn main() -> ExitCode {
     let Cli { config, json, command } = Cli::try_parse().unwrap_or_else(|error| usage(&error));

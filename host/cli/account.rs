@@ -5,7 +5,7 @@ use std::sync::Arc;
 use clap::Subcommand;
 use serde_json::json;
 
-use super::{CliError, operator, print, refused};
+use super::{CliError, operator, print, refused, told};
 use crate::cli::Output;
 use crate::config::Config;
 use culvert_domain::account;
@@ -82,7 +82,10 @@ async fn create(
     let (store, secrets) = operator::store_and_secrets(config).await?;
     let plan = operator::plan(config, &store, &secrets, plan).await?;
     let account = accounts::create(&store, email.clone(), name, plan).await;
-    let account = account.map_err(|error| refused(format!("{email}: {}", error.detail)))?;
+    let account = account.map_err(|error| match error.hides_its_source() {
+        true => error.into(),
+        false => refused(format!("{email}: {}", error.detail)),
+    })?;
     let value = json!({
         "id": account.id,
         "email": account.email,
@@ -128,7 +131,7 @@ fn print_link(config: &Config, output: Output, account: &account::Account, link:
 async fn set_operator(config: &Config, output: Output, email: &str, is_operator: bool) -> Result<(), CliError> {
     let store = operator::store(config).await?;
     let account = operator::account(&store, email).await?;
-    accounts::set_operator(&store, account.id, is_operator, Actor::CLI).await.map_err(|error| refused(error.detail))?;
+    accounts::set_operator(&store, account.id, is_operator, Actor::CLI).await.map_err(told)?;
     let value = json!({"id": account.id, "email": account.email, "operator": is_operator});
     let word = if is_operator { "is an operator" } else { "is no operator" };
     print(output, &value, || format!("{} {word}", account.email));
@@ -143,7 +146,7 @@ async fn set_locked(config: &Config, output: Output, email: &str, is_locked: boo
     } else {
         locked_accounts::unlock(&store, account.id, Actor::CLI).await
     };
-    set.map_err(|error| refused(error.detail))?;
+    set.map_err(told)?;
     let value = json!({"id": account.id, "email": account.email, "locked": is_locked});
     let word = if is_locked { "is locked" } else { "is not locked" };
     print(output, &value, || format!("{} {word}", account.email));

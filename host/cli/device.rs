@@ -4,7 +4,7 @@ use clap::Subcommand;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::{CliError, operator, print, refused, table};
+use super::{CliError, operator, print, refused, table, told};
 use crate::cli::Output;
 use crate::config::Config;
 use culvert_service::{devices, enrolment};
@@ -117,7 +117,7 @@ async fn remove(config: &Config, output: Output, id: Uuid) -> Result<(), CliErro
     let store = operator::store(config).await?;
     let device = store.enrolled_device(id).await?.ok_or_else(|| refused(format!("there is no device {id}")))?;
     let removed = devices::remove_of_scope(&store, device.device.scope_id, id).await;
-    removed.map_err(|error| refused(error.detail))?;
+    removed.map_err(told)?;
     print(output, &json!({"id": id, "removed": true}), || format!("removed {id}"));
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! `culvert host …`
 
+use std::collections::BTreeMap;
+
 use clap::Subcommand;
 use culvert_domain::fleet::HostState;
 use culvert_store::Store;
@@ -69,25 +71,30 @@ async fn drain(output: Output, store: &Store, hosts: &[HostRecord], name: &str, 
         return Err(refused(format!("no other host is there to take the work of {name}; stop it instead")));
     }
     if !host.state.is_alive() || !store.drain_host(host.id, drains).await? {
-        return Err(refused(format!("the host {name} is {}", host.state)));
+        return Err(refused(format!("the host {name} is {}, and has no agents to send to other hosts", host.state)));
     }
     let value = json!({"host": host.id, "draining": drains});
     print(output, &value, || {
-        let (id, devices) = (host.id, host.devices);
+        let HostRecord { id, name, devices, .. } = host;
         if drains {
-            format!("host {id} ({name}) drains; {devices} devices are to go to other hosts")
+            format!("host {name} ({id}) drains; {devices} devices are to go to other hosts")
         } else {
-            format!("host {id} ({name}) takes work again")
+            format!("host {name} ({id}) takes work again")
         }
     });
     Ok(())
 }
 
-/// The hosts by their values of a setting, which are shown as digests.
+/// The hosts by their values of a setting.
 fn values(hosts: &[HostRecord], setting: &str) -> String {
-    let running = hosts.iter().filter(|host| host.ended_at.is_none());
-    let values = running.filter_map(|host| Some(format!("{} at {}", host.settings.get(setting)?, host.name)));
-    format!("{setting} is to be the same at all hosts; it is (as a digest) {}", values.collect::<Vec<_>>().join(", "))
+    let mut by_value: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for host in hosts.iter().filter(|host| host.ended_at.is_none()) {
+        if let Some(value) = host.settings.get(setting) {
+            by_value.entry(value).or_default().push(&host.name);
+        }
+    }
+    let values = by_value.iter().map(|(value, names)| format!("{value} at {}", names.join(", ")));
+    format!("{setting} is to be the same at all hosts; it is {}", values.collect::<Vec<_>>().join("; "))
 }
 
 fn row(host: &HostRecord) -> Vec<String> {

@@ -20,7 +20,8 @@ pub(super) enum Node {
     List,
     /// Change what clients see of a node
     Set {
-        node: Uuid,
+        /// Its id or name
+        node: String,
         #[arg(long)]
         name: Option<String>,
         /// A slug: eu-central
@@ -44,7 +45,8 @@ pub(super) enum Node {
     /// A host that is not heard of may have lost the database alone, and its nodes serve on for `node_authority_seconds`. Until
     /// then, tunnels that are moved away run on no other device. With --force you say that the machine is off, or the node stopped.
     Abandon {
-        node: Uuid,
+        /// Its id or name
+        node: String,
         /// Do it; without, say what would be done
         #[arg(long)]
         force: bool,
@@ -60,12 +62,12 @@ impl Node {
                 list(output, &nodes, &store.node_hosts().await?);
                 return Ok(());
             }
-            Self::Abandon { node, force } => return abandon(output, &store, &find(nodes, node)?, force).await,
+            Self::Abandon { node, force } => return abandon(output, &store, &find(nodes, &node)?, force).await,
             Self::Set { node, name, region, country, flag, status, pro_only } => {
                 (node, name, region, country, flag, status, pro_only)
             }
         };
-        let mut found = find(nodes, node)?;
+        let mut found = find(nodes, &node)?;
         if let Some(name) = name {
             operator::check_name("--name", &name)?;
             found.name = name;
@@ -94,8 +96,14 @@ impl Node {
     }
 }
 
-fn find(nodes: Vec<node::Node>, id: Uuid) -> Result<node::Node, CliError> {
-    nodes.into_iter().find(|known| known.id == id).ok_or_else(|| refused(format!("there is no node {id}")))
+fn find(nodes: Vec<node::Node>, node: &str) -> Result<node::Node, CliError> {
+    let mut named = nodes.into_iter().filter(|known| known.name == node || known.id.to_string() == node);
+    let none = || refused(format!("there is no node {node}; `culvert node list` shows them"));
+    let found = named.next().ok_or_else(none)?;
+    match named.next() {
+        Some(_) => Err(refused(format!("several nodes are called {node}; use an id"))),
+        None => Ok(found),
+    }
 }
 
 async fn abandon(output: Output, store: &Store, node: &node::Node, force: bool) -> Result<(), CliError> {

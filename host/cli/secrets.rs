@@ -73,7 +73,7 @@ async fn activate(store: &Store, secrets: &Keys, output: Output) -> Result<(), C
         if is_new {
             format!("all hosts use key v{version} within three seconds")
         } else {
-            format!("key v{version} is in use already")
+            format!("key v{version}, the newest one of secret_key_file here, is in use already; nothing was changed")
         }
     });
     Ok(())

@@ -3,7 +3,7 @@
 use clap::Subcommand;
 use serde_json::json;
 
-use super::{CliError, operator, print, refused};
+use super::{CliError, operator, print, told};
 use crate::cli::Output;
 use crate::config::Config;
 use culvert_domain::caller::Role;
@@ -88,7 +88,7 @@ async fn change(config: &Config, output: Output, member: Member, what: Membershi
     let store = operator::store(config).await?;
     let account = operator::account(&store, &member.account).await?;
     let team = operator::team(&store, &member.team).await?;
-    teams::change(&store, team.id, account.id, what).await.map_err(|error| refused(error.detail))?;
+    teams::change(&store, team.id, account.id, what).await.map_err(told)?;
     let role = what.role();
     let value = json!({"id": team.id, "account_id": account.id, "role": role});
     print(output, &value, || match role {

@@ -8,26 +8,32 @@ use sha2::{Digest, Sha256};
 
 use super::Config;
 
+/// Characters of a value that operators are shown. Of a longer one they are shown a digest.
+const SHOWN: usize = 80;
 /// Bytes of a digest: it tells values apart, and proves nothing.
 const DIGEST_BYTES: usize = 8;
 
 impl Config {
-    /// A digest of the value of each.
+    /// The value of each, as JSON.
     pub(crate) fn shared_settings(&self) -> BTreeMap<&'static str, String> {
         BTreeMap::from([
-            ("node_authority_seconds", digest(self.node_authority_seconds)),
-            ("node_replace", digest(self.node_replace)),
-            ("policies.trusted_keys", digest(&self.policies.trusted_keys)),
-            ("public_url", digest(&self.public_url)),
-            ("rate_limit.per_day", digest(self.rate_limit.per_day)),
-            ("rate_limit.per_minute", digest(self.rate_limit.per_minute)),
-            ("trusted_proxies", digest(&self.trusted_proxies)),
-            ("webhooks.allow_networks", digest(&self.webhooks.allow_networks)),
-            ("webhooks.deny_networks", digest(&self.webhooks.deny_networks)),
+            ("node_authority_seconds", shown(self.node_authority_seconds)),
+            ("node_replace", shown(self.node_replace)),
+            ("policies.trusted_keys", shown(&self.policies.trusted_keys)),
+            ("public_url", shown(&self.public_url)),
+            ("rate_limit.per_day", shown(self.rate_limit.per_day)),
+            ("rate_limit.per_minute", shown(self.rate_limit.per_minute)),
+            ("trusted_proxies", shown(&self.trusted_proxies)),
+            ("webhooks.allow_networks", shown(&self.webhooks.allow_networks)),
+            ("webhooks.deny_networks", shown(&self.webhooks.deny_networks)),
         ])
     }
 }
 
-fn digest(value: impl Serialize) -> String {
-    hex::encode(&Sha256::digest(json!(value).to_string())[..DIGEST_BYTES])
+fn shown(value: impl Serialize) -> String {
+    let value = json!(value).to_string();
+    if value.chars().count() <= SHOWN {
+        return value;
+    }
+    format!("a value with the digest {}", hex::encode(&Sha256::digest(value)[..DIGEST_BYTES]))
 }

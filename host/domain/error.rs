@@ -87,6 +87,11 @@ impl Error {
         Self { source: Some(cause.into()), ..error.after(Duration::from_secs(1)) }
     }
 
+    /// Whether a client is told nothing of the cause.
+    pub fn hides_its_source(&self) -> bool {
+        matches!(self.code, Code::InternalError | Code::ServiceUnavailable)
+    }
+
     /// What is wrong with a field.
     pub fn fault(&self, field: &str) -> Option<&str> {
         self.faults.iter().find(|fault| fault.field == field).map(|fault| fault.message.as_str())
@@ -121,13 +126,15 @@ impl std::error::Error for Error {
 }
 
 /// An error with its sources, for a log line: `outer: inner: innermost`. A source that the one before it
-/// has said already is left out.
+/// has said already is left out, and so is what a client is told of an error that is not its own.
 pub struct Chain<'a>(pub &'a (dyn std::error::Error + 'static));
 
 impl fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut said = self.0.to_string();
-        let mut source = self.0.source();
+        let of_ours = self.0.downcast_ref::<Error>().filter(|error| error.hides_its_source());
+        let outer = of_ours.and_then(std::error::Error::source).unwrap_or(self.0);
+        let mut said = outer.to_string();
+        let mut source = outer.source();
         while let Some(error) = source {
             let text = error.to_string();
             if !said.ends_with(&text) {

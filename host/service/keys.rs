@@ -1,6 +1,7 @@
 //! The host's keys: their check against the database, and resealing of what was sealed with them.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use culvert_domain::error::Result;
@@ -41,6 +42,14 @@ pub async fn open(db: &Db, path: &Path, clock: &Clock) -> std::result::Result<Se
     match db.key_check().await? {
         Some(check) => Ok(Secrets::of_database(path, clock, &check)?),
         None => Ok(Secrets::open(path, clock)?),
+    }
+}
+
+/// Warns of a key file that everybody on the machine may read.
+pub fn warn_if_exposed(path: &Path) {
+    if std::fs::metadata(path).is_ok_and(|file| file.permissions().mode() & 0o004 != 0) {
+        let path = path.display();
+        tracing::warn!("secret_key_file: everybody on this machine may read {path}; take that away: chmod o-r {path}");
     }
 }
 

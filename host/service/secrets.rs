@@ -96,12 +96,26 @@ pub enum SecretError {
     File { path: PathBuf, error: io::Error },
     #[error("{}:{line}: a key is `v<number from 1 to 255>:<base64 of 32 bytes>`, each number once", .path.display())]
     Line { path: PathBuf, line: usize },
-    #[error("{}: it is not there, and the database holds what was sealed with it; bring it back", .0.display())]
+    #[error(
+        "{}: it is not there, and the database holds what was sealed with it; bring it back, or copy that of another host",
+        .0.display()
+    )]
     Missing(PathBuf),
-    #[error("{}: none of its keys opens what the database holds; bring back the file that belongs to it", .0.display())]
+    #[error(
+        "{}: none of its keys opens what the database holds; bring back the file that belongs to it, or copy that of another \
+         host",
+        .0.display()
+    )]
     Other(PathBuf),
-    #[error("{}: there is no key in it; delete it, and a new one is made (what was sealed is then lost)", .0.display())]
+    #[error("{}: it has no key v{version}, which the database's hosts use; copy the file of one that has it", .path.display())]
+    Lacks { path: PathBuf, version: u8 },
+    #[error("{}: there is no key in it; delete it, and a new one is made", .0.display())]
     Empty(PathBuf),
+    #[error(
+        "{}: there is no key in it, and the database holds what was sealed with one; bring it back, or copy that of another host",
+        .0.display()
+    )]
+    Emptied(PathBuf),
 }
 
 struct Key {
@@ -151,8 +165,19 @@ impl Secrets {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(SecretError::Missing(path.into())),
             read => read.map_err(|error| SecretError::File { path: path.into(), error })?,
         };
-        let secrets = Self::parse(path, &text, clock)?;
-        if secrets.follow(check).is_some() { Ok(secrets) } else { Err(SecretError::Other(path.into())) }
+        let secrets = Self::parse(path, &text, clock).map_err(|error| match error {
+            SecretError::Empty(path) => SecretError::Emptied(path),
+            other => other,
+        })?;
+        if secrets.follow(check).is_some() { Ok(secrets) } else { Err(secrets.refusal(path, check)) }
+    }
+
+    /// Why the keys of this file do not do for a database with this check value.
+    pub fn refusal(&self, path: &Path, check: &[u8]) -> SecretError {
+        match check.first() {
+            Some(&version) if !self.has_key(version) => SecretError::Lacks { path: path.into(), version },
+            _ => SecretError::Other(path.into()),
+        }
     }
 
     /// Makes the key current that has sealed a database's check value. Returns whether it was another one; none if the file

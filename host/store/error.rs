@@ -1,5 +1,7 @@
 //! Errors of the database.
 
+use std::fmt;
+
 use culvert_domain::error::{Chain, Error, Result};
 
 /// A failure of the store.
@@ -7,12 +9,33 @@ use culvert_domain::error::{Chain, Error, Result};
 pub enum StoreError {
     /// A transient failure: a retry, or another connection, may succeed.
     #[error("the database cannot answer now")]
-    Unavailable(#[source] sqlx::Error),
+    Unavailable(#[source] Cause),
     /// A column holds a value that this program never writes.
     #[error("the column {column} cannot be `{value}`")]
     Unreadable { column: &'static str, value: String },
     #[error("the database refused a statement")]
-    Database(#[source] sqlx::Error),
+    Database(#[source] Cause),
+}
+
+/// What the driver says. Of an error of the database it is the message and the code, without the line of PostgreSQL's source.
+#[derive(Debug)]
+pub struct Cause(sqlx::Error);
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sqlx::Error::Database(error) = &self.0 else { return self.0.fmt(f) };
+        f.write_str(error.message())?;
+        error.code().map_or(Ok(()), |code| write!(f, " (code {code})"))
+    }
+}
+
+impl std::error::Error for Cause {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match &self.0 {
+            sqlx::Error::Database(_) => None,
+            other => other.source(),
+        }
+    }
 }
 
 pub type DbResult<T, E = StoreError> = Result<T, E>;
@@ -24,7 +47,7 @@ impl From<sqlx::Error> for StoreError {
             sqlx::Error::Database(error) => error.code().is_some_and(|code| is_transient(&code)),
             _ => false,
         };
-        if passes { Self::Unavailable(error) } else { Self::Database(error) }
+        if passes { Self::Unavailable(Cause(error)) } else { Self::Database(Cause(error)) }
     }
 }
 

@@ -18,7 +18,7 @@ pub(crate) trait Read {
     /// The first row of a statement that always has one.
     fn one(&mut self, sql: Sql, args: &[Arg<'_>]) -> impl Future<Output = DbResult<Row>> + Send {
         let row = self.optional(sql, args);
-        async { row.await?.ok_or(StoreError::Database(sqlx::Error::RowNotFound)) }
+        async { row.await?.ok_or(StoreError::from(sqlx::Error::RowNotFound)) }
     }
 }
 

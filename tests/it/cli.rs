@@ -134,7 +134,7 @@ async fn failed_command_prints_one_line_error(engine: Engine) {
     culvert plan set --account ada@example.com gold
       1: culvert: no policy knows a plan `gold`
     culvert node set 00000000-0000-0000-0000-000000000007 --name x
-      1: culvert: there is no node 00000000-0000-0000-0000-000000000007
+      1: culvert: there is no node 00000000-0000-0000-0000-000000000007; `culvert node list` shows them
     culvert policy inspect nothing.wasm
       1: culvert: nothing.wasm: No such file or directory (os error 2)
     culvert --config nothing.toml key list
@@ -181,7 +181,7 @@ async fn invalid_setting_is_named_in_startup_error() {
     CULVERT_DATABASE_URL=postgres://postgres@127.0.0.1:1/culvert
       2: culvert: database_url: error communicating with database: Connection refused (os error 111)
     CULVERT_SECRET_KEY_FILE=/dev/null
-      2: culvert: secret_key_file: /dev/null: there is no key in it; delete it, and a new one is made (what was sealed is then lost)
+      2: culvert: secret_key_file: /dev/null: there is no key in it; delete it, and a new one is made
     CULVERT_DEFAULT_PLAN=gold
       2: culvert: default_plan: no policy knows a plan `gold`
     CULVERT_RATE_LIMIT__PER_MINUTE=0
@@ -272,6 +272,19 @@ async fn second_host_on_data_folder_is_refused() {
         refused(&place, "culvert serve").await.lines().last().unwrap(),
         "2: culvert: data_dir: culvert-data: another host is running on it; stop it, or use another folder"
     );
+}
+
+/// Whoever reads it can forge whatever the host signs.
+#[tokio::test]
+async fn key_file_that_everybody_may_read_is_warned_of() {
+    let place = Place::new(Engine::Sqlite).await;
+    assert_eq!(place.serve().await.terminate().await, Some(0));
+    let log = || std::fs::read_to_string(place.log()).unwrap();
+    assert!(!log().contains("secret_key_file"), "{}", log());
+    place.shell("chmod o+r culvert-data/secret.key").await;
+    let mut host = place.start_logged("culvert serve");
+    let warning = host.until("everybody on this machine may read").await;
+    assert!(warning.ends_with("take that away: chmod o-r culvert-data/secret.key"), "{warning}");
 }
 
 /// `culvert key list | head -0` has done what it was to do; a full disk has not.

@@ -17,7 +17,7 @@ use crate::support::database::run;
 use crate::support::device::{Remote, TestDevice};
 use crate::support::fleet::TestFleet;
 use crate::support::host::Person;
-use crate::support::program::command_at;
+use crate::support::program::{command_at, fails_at};
 use crate::support::visitor::{Visitor, echo_service, is_closed};
 
 /// How often agents renew their leases.
@@ -199,7 +199,10 @@ async fn abandoned_node_is_not_waited_for() {
     }
     assert_eq!(stage.move_to_the_last_node().await, "202");
     assert_eq!(stage.start_on_the_other_device().await, "409 operation_in_progress");
-    let (at, node) = (&stage.fleet.hosts[1], node.to_string());
+    let nodes = store.nodes().await.unwrap();
+    let (at, node) = (&stage.fleet.hosts[1], nodes.into_iter().find(|known| known.id == node).unwrap().name);
+    let unknown = fails_at(at, &["node", "abandon", "nowhere"]).await;
+    assert_eq!(unknown, "culvert: there is no node nowhere; `culvert node list` shows them\n");
     assert!(command_at(at, &["node", "abandon", &node]).await.contains("use --force"));
     assert_eq!(stage.start_on_the_other_device().await, "409 operation_in_progress");
     assert!(command_at(at, &["node", "abandon", &node, "--force"]).await.contains("is given up"));

@@ -76,19 +76,39 @@ async fn key_is_replaced_while_all_hosts_serve() {
 
     fleet.pass(Duration::from_secs(3)).await;
     assert_eq!(fleet.hosts.iter().map(key_of).collect::<Vec<_>>(), [2, 2]);
-    assert_eq!(command_at(&fleet.hosts[1], ACTIVATE).await, "key v2 is in use already\n");
+    let again = command_at(&fleet.hosts[1], ACTIVATE).await;
+    assert_eq!(again, "key v2, the newest one of secret_key_file here, is in use already; nothing was changed\n");
     assert!(command_at(&fleet.hosts[1], &["secrets", "reseal"]).await.starts_with("sealed anew: "));
     let first = fleet.hosts.remove(0).restart().await;
     assert_eq!(key_of(&first), 2);
     let (url, keys) = (first.config().database_url.clone(), first.config().secret_key_file());
-    let without = TestHost::try_start(Engine::Postgres, first.clock.clone(), |config| {
-        config.several_hosts = true;
-        config.database_url = url;
-        let of_before = std::fs::read_to_string(keys).unwrap().lines().next().unwrap().to_owned();
-        std::fs::write(config.secret_key_file(), of_before).unwrap();
-    });
-    let refused = without.await.err().unwrap();
-    assert!(refused.contains("none of its keys opens what the database holds"), "{refused}");
+    let of_before = std::fs::read_to_string(keys).unwrap().lines().next().unwrap().to_owned();
+    let other = format!("{of_before}\nv2:{}\n", STANDARD.encode([8; 32]));
+    for (file, problem) in [
+        (Some(&*of_before), "it has no key v2, which the database's hosts use; copy the file of one that has it"),
+        (
+            Some(&*other),
+            "none of its keys opens what the database holds; bring back the file that belongs to it, or copy that of another host",
+        ),
+        (
+            Some("\n"),
+            "there is no key in it, and the database holds what was sealed with one; bring it back, or copy that of another host",
+        ),
+        (
+            None,
+            "it is not there, and the database holds what was sealed with it; bring it back, or copy that of another host",
+        ),
+    ] {
+        let without = TestHost::try_start(Engine::Postgres, first.clock.clone(), |config| {
+            config.several_hosts = true;
+            config.database_url.clone_from(&url);
+            if let Some(file) = file {
+                std::fs::write(config.secret_key_file(), file).unwrap();
+            }
+        });
+        let refused = without.await.err().unwrap();
+        assert!(refused.starts_with("secret_key_file: ") && refused.ends_with(problem), "{refused}");
+    }
 }
 
 /// As where a file with the new key was not copied to all hosts before the whole fleet was started again.

@@ -188,6 +188,11 @@ async fn killed_host_costs_its_agent_a_reconnect() {
     until_status(&apis[1..2], &path, "stopped").await;
     let listed = a.json("culvert host list").await;
     assert_eq!(listed["different_settings"], json!(["rate_limit.per_day"]));
+    let name = listed["data"][0]["name"].as_str().unwrap();
+    let values =
+        format!("rate_limit.per_day is to be the same at all hosts; it is 10000 at {name}, {name}; 5000 at {name}");
+    let said = String::from_utf8(a.run("culvert host list").await.stdout).unwrap();
+    assert_eq!(said.trim_end().lines().last(), Some(&*values));
     let states: Vec<_> = listed["data"].as_array().unwrap().iter().map(|host| host["state"].clone()).collect();
     assert_eq!(states, [json!("alive"), json!("alive"), json!("alive")]);
     for host in hosts.into_iter().chain([again]) {

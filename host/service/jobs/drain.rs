@@ -30,11 +30,13 @@ async fn send_agents_away(jobs: &Jobs) {
     let fleet = &jobs.service.fleet;
     loop {
         fleet.until_drains(true).await;
+        tracing::info!("draining: other hosts take the agents and requests of this one");
         let slice = (jobs.agents.count() / PARTS).max(AT_LEAST);
         while fleet.drains() {
             jobs.metrics.fleet.sent_away(jobs.agents.send_away(slice));
             jobs.clock.sleep(EVERY).await;
         }
+        tracing::info!("not draining any longer: this host takes agents and requests again");
     }
 }
 
@@ -54,7 +56,6 @@ pub async fn before_stop(jobs: &Jobs, times: Times) -> Result<()> {
     if !fleet.drains() {
         return Ok(());
     }
-    tracing::info!("draining: other hosts take the agents and requests of this one");
     jobs.clock.sleep(times.requests).await;
     let end = jobs.clock.moment().plus(times.visitors);
     while !is_empty(jobs) && jobs.clock.moment() < end {
