@@ -102,9 +102,8 @@ async fn key_is_replaced_while_all_hosts_serve() {
         let without = TestHost::try_start(Engine::Postgres, first.clock.clone(), |config| {
             config.several_hosts = true;
             config.database_url.clone_from(&url);
-            if let Some(file) = file {
-                std::fs::write(config.secret_key_file(), file).unwrap();
-            }
+            let path = config.secret_key_file();
+            file.map_or_else(|| std::fs::remove_file(&path), |file| std::fs::write(&path, file)).unwrap();
         });
         let refused = without.await.err().unwrap();
         assert!(refused.starts_with("secret_key_file: ") && refused.ends_with(problem), "{refused}");
