@@ -62,6 +62,7 @@ mod fleet_nodes;
 mod fleet_policies;
 mod fleet_processes;
 mod fleet_requests;
+mod fleet_stops;
 mod foreground;
 mod generated;
 mod group_commit;
