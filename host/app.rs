@@ -49,7 +49,7 @@ use culvert_service::jobs::certificates::{self, CertificateWorker, DnsProof};
 use culvert_service::jobs::deliveries::{self, DeliveryWorker};
 use culvert_service::jobs::mail::{self, MailWorker};
 use culvert_service::jobs::notifier::{self, Notifier};
-use culvert_service::jobs::wakeups::Wakeups;
+use culvert_service::jobs::wakeups::{self, Wakeups};
 use culvert_service::jobs::{
     Jobs, Ticker, domain_checks, drain, heartbeat, listener as listener_job, refusals as refusals_job, ticker,
 };
@@ -229,6 +229,7 @@ impl Host {
             workers.push(tokio::spawn(listener_job::run(app.jobs.clone())));
             workers.push(tokio::spawn(notifier::run(app.jobs.clone())));
             workers.push(tokio::spawn(drain::run(app.jobs.clone())));
+            workers.push(tokio::spawn(wakeups::wake_waiting(app.service.clone())));
         }
         site::warn_if_shared(&app.config);
         if !admin_address.ip().is_loopback() {

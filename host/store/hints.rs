@@ -32,6 +32,11 @@ impl Store {
     pub async fn take_hints(&self, host_id: Uuid) -> Result<Vec<TakenHint>> {
         self.write_liveness(move |write| Box::pin(async move { write.take_hints(host_id).await })).await
     }
+
+    /// Has the other hosts look at what there is for those of these devices that are connected to them.
+    pub async fn hint_devices(&self, device_ids: Vec<Uuid>) -> Result<()> {
+        self.write(None, move |write| Box::pin(async move { write.hint_other_hosts(&device_ids).await })).await
+    }
 }
 
 impl Write {

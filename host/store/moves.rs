@@ -39,6 +39,19 @@ macro_rules! nodes_of_lost_hosts {
 }
 pub(crate) use nodes_of_lost_hosts;
 
+/// The ids of the tunnels on a node.
+macro_rules! placed_on {
+    ($node:literal) => {
+        concat!(
+            "(SELECT tunnel_id AS id FROM node_ports WHERE node_id = ",
+            $node,
+            " UNION SELECT id FROM tunnels WHERE node_id = ",
+            $node,
+            " AND protocol = 'http') placed"
+        )
+    };
+}
+
 impl Store {
     /// Nodes whose host was lost.
     pub async fn nodes_of_lost_hosts(&self) -> Result<Vec<Uuid>> {
@@ -49,14 +62,25 @@ impl Store {
 
     /// Tunnels on a node after this one, each with its scope, in the order of their ids.
     pub async fn tunnels_on(&self, node_id: Uuid, after: Uuid) -> Result<Vec<(Uuid, Uuid)>> {
-        let sql = sql!(
-            "SELECT t.id, t.scope_id FROM \
-                 (SELECT tunnel_id AS id FROM node_ports WHERE node_id = $1 \
-                  UNION SELECT id FROM tunnels WHERE node_id = $1 AND protocol = 'http') placed \
-             JOIN tunnels t ON t.id = placed.id WHERE placed.id > $2 ORDER BY placed.id LIMIT $3"
-        );
+        let sql = sql!(concat!(
+            "SELECT t.id, t.scope_id FROM ",
+            placed_on!("$1"),
+            " JOIN tunnels t ON t.id = placed.id WHERE placed.id > $2 ORDER BY placed.id LIMIT $3"
+        ));
         let rows = (&self.db).all(sql, args![node_id, after, LOOKED_AT]).await?;
         Ok(rows.iter().map(|row| Ok((row.id("id")?, row.id("scope_id")?))).collect::<DbResult<_>>()?)
+    }
+
+    /// The devices that should run a tunnel of a node, which nobody runs.
+    pub async fn devices_waiting_for(&self, node_id: Uuid) -> Result<Vec<Uuid>> {
+        let sql = sql!(concat!(
+            "SELECT DISTINCT t.desired_device_id AS id FROM ",
+            placed_on!("$1"),
+            " JOIN tunnels t ON t.id = placed.id WHERE t.desired_device_id IS NOT NULL \
+                 AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.tunnel_id = t.id AND s.ended_at IS NULL)"
+        ));
+        let rows = (&self.db).all(sql, args![node_id]).await?;
+        Ok(rows.iter().map(|row| row.id("id")).collect::<DbResult<_>>()?)
     }
 
     /// The tunnels that were moved from a node.

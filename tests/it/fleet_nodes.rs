@@ -209,6 +209,28 @@ async fn resume_when_the_host_of_the_node_is_back(reconnects: bool) {
     assert!(Visitor::from("127.0.1.1", stage.node().public(&stage.api(), tunnel).await).await.is_some());
 }
 
+/// The host that starts has the devices at other hosts told, so that none of them waits for its next look.
+#[tokio::test]
+async fn devices_hear_that_the_host_of_a_node_has_started() {
+    let mut stage = Stage::set().await;
+    let (tunnel, _other) = (stage.running_on(0).await, stage.running_on(1).await);
+    let url = stage.node().config().database_url();
+    let node = stage.node().app.service.fleet().host_id();
+    run(&url, &format!("UPDATE hosts SET lease_until = 1 WHERE id = '{node}'")).await;
+    let store = &stage.agent().app.store;
+    let session = store.lease_of_tunnel(tunnel).await.unwrap().unwrap().session_id;
+    sessions::end_all(store, stage.ada.account_id, vec![session], EndReason::NodeShutdown).await.unwrap();
+    stage.pass_without(30, &[0]).await;
+    let taken = async || stage.agent().metric("culvert_hints_taken_total").await.unwrap_or_default();
+    let before = taken().await;
+    let node = stage.fleet.hosts.remove(0).restart().await;
+    stage.fleet.hosts.insert(0, node);
+    let taken = async || stage.agent().metric("culvert_hints_taken_total").await.unwrap_or_default();
+    stage.agent().until_found(async || (taken().await > before).then_some(())).await;
+    stage.device.clock.advance(Duration::from_secs(10));
+    stage.agent().until_tunnel(&stage.api(), tunnel, "running").await;
+}
+
 /// An agent that connects to another host goes on with its leases: nobody who is connected notices.
 #[tokio::test]
 async fn agent_that_goes_to_another_host_keeps_its_visitors() {

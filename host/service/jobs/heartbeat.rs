@@ -7,8 +7,8 @@ use culvert_domain::fleet::{Beat, HEARTBEAT_EVERY, HEARTBEAT_WAIT, RETRY_EVERY};
 use culvert_store::{hosts, migrations};
 use culvert_wire::clock::Moment;
 
-use super::Jobs;
 use super::outage::Outage;
+use super::{Jobs, wakeups};
 use crate::fleet::EndCause;
 
 /// Runs until the host stops.
@@ -54,12 +54,15 @@ async fn say_alive(jobs: &Jobs) -> Result<()> {
     clock.follow(shown, at);
     match heartbeat.beat {
         Beat::Renewed => {
-            let differed = fleet.settings_differ();
+            let (differed, was_away) = (fleet.settings_differ(), !fleet.is_alive());
             fleet.renewed(&heartbeat, since_boot);
             jobs.service.nodes.extend_authority(fleet.node_authority());
             // Heartbeats wait for neither.
             if heartbeat.went_back {
                 catch_up(jobs);
+            }
+            if was_away {
+                jobs.tasks.spawn(wakeups::wake_waiting(jobs.service.clone()));
             }
             if !differed && fleet.settings_differ() && fleet.leads() {
                 warn_of_settings(jobs);

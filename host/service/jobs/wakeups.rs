@@ -2,11 +2,11 @@
 //! processes, the end of a suspension, and other policies.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use chrono::{DateTime, Utc};
 use culvert_domain::audit_log::Origin;
-use culvert_domain::error::Result;
+use culvert_domain::error::{Chain, Result};
 use culvert_domain::string_enum::StringEnum;
 use culvert_store::due::Due;
 use culvert_store::hints::TakenHint;
@@ -14,7 +14,11 @@ use culvert_wire::clock::Clock;
 use uuid::Uuid;
 
 use super::Jobs;
+use crate::Service;
 use crate::scope_changes::INSTALLATION;
+
+/// Devices of which other hosts are told at once.
+const BATCH: usize = 500;
 
 pub struct Wakeups(Mutex<Seen>);
 
@@ -120,5 +124,22 @@ impl Wakeups {
 
     fn seen<T>(&self, look: impl FnOnce(&mut Seen) -> T) -> T {
         look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The nodes of this host are there: the devices at other hosts resume the tunnels that wait for them. If it fails, they look
+/// again within a minute.
+pub async fn wake_waiting(service: Arc<Service>) {
+    for node_id in service.nodes.ids() {
+        let woken = async {
+            for device_ids in service.store.devices_waiting_for(node_id).await?.chunks(BATCH) {
+                service.store.hint_devices(device_ids.to_vec()).await?;
+            }
+            Ok(())
+        };
+        let woken: Result<()> = woken.await;
+        if let Err(error) = woken {
+            tracing::warn!(error = %Chain(&error), %node_id, "devices could not be told that their node is there");
+        }
     }
 }
