@@ -347,7 +347,7 @@ impl Agent {
             }
             Report::LookedUp { target, refused } => self.on_looked_up(lease_id, target, refused).await,
             Report::Fenced => {
-                self.end_lease(lease_id, &RevokeReason::Handoff).await?;
+                self.end_lease(lease_id, &RevokeReason::Fenced).await?;
                 Ok(())
             }
         }

@@ -363,6 +363,8 @@ open_enum! {
     RevokeReason {
         /// For another reason.
         Ended "ended",
+        /// The node does not take the lease any longer. The host says why, if it is reached.
+        Fenced "fenced",
         /// A newer run of the tunnel has taken over.
         Handoff "handoff",
         LeaseExpired "lease_expired",

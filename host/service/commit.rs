@@ -24,7 +24,7 @@ use crate::gate::{Permit, PinnedPolicies, RequestDraft};
 use crate::idempotency::{self, IdempotencyKey, StoredResponse};
 
 /// How often a decision is made because its inputs have changed.
-const DECISIONS: usize = 3;
+pub(crate) const DECISIONS: usize = 3;
 /// How long a decision may take for which others wait that change the scope.
 const DECIDES_WITHIN: Duration = Duration::from_millis(250);
 

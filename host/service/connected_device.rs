@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use culvert_domain::connection::Connection;
 use culvert_domain::device::Device;
-use culvert_domain::error::{Error, Result};
+use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::event::OfflineReason;
 use culvert_domain::lease::Lease;
 use culvert_domain::operation::Operation;
@@ -22,7 +22,9 @@ use culvert_wire::failure_code::FailureCode;
 use futures_util::future::{BoxFuture, join_all};
 use uuid::Uuid;
 
+use crate::commit::DECISIONS;
 use crate::liveness::LastState;
+use crate::local_runs::LocalStart;
 use crate::operations::reports::{self, BeginDecision};
 use crate::{Service, consent, local_runs, operations, presence, resumption, sessions, temporary_tunnels};
 
@@ -219,13 +221,13 @@ impl ConnectedDevice {
     ///
     /// [`DeviceError::Replaced`] or [`DeviceError::Removed`]; if a policy or the database fails.
     pub async fn resume(&self) -> Result<Resumed, DeviceError> {
-        if !self.service.store.has_pending_resumes(self.scope_id, self.id()).await?
-            || !local_runs::plan_is_known(&self.service, self.scope_id).await?
-        {
+        if !self.service.store.has_pending_resumes(self.scope_id, self.id()).await? {
             return Ok(Resumed::All);
         }
+        let generation = local_runs::generation_that_lets_run(&self.service, self.scope_id).await?;
+        let Some(generation) = generation else { return Ok(Resumed::All) };
         let boot_id = self.boot_id;
-        self.write(move |write, device| Box::pin(resumption::resume_tunnels(write, device, boot_id))).await
+        self.write(move |write, device| Box::pin(resumption::resume_tunnels(write, device, boot_id, generation))).await
     }
 
     /// The agent has journaled a command. Returns whether the operation goes on.
@@ -292,17 +294,14 @@ impl ConnectedDevice {
 
     async fn try_start(&self, tunnel: &str) -> Result<Result<Option<Grant>, Failure>, DeviceError> {
         self.current().await?;
-        let found = match local_runs::find(&self.service, self.scope_id, tunnel).await? {
-            Ok(found) => found,
-            Err(failure) => return Ok(Err(failure)),
-        };
-        let boot_id = self.boot_id;
-        let started = self.write(move |write, device| {
-            Box::pin(async move { local_runs::start(write, device, boot_id, &found).await })
-        });
-        let session_id = match started.await? {
-            Ok(session_id) => session_id,
-            Err(failure) => return Ok(Err(failure)),
+        let session_id = match self.start_found(tunnel).await {
+            Ok(Ok(session_id)) => session_id,
+            Ok(Err(failure)) => return Ok(Err(failure)),
+            // Whoever asked is told, and the connection goes on.
+            Err(DeviceError::Failed(error)) if matches!(error.code, Code::PolicyUnavailable) => {
+                return Ok(Err(commands::refusal(error)));
+            }
+            Err(error) => return Err(error),
         };
         let Some(lease) = self.service.store.lease(session_id).await? else { return Ok(Ok(None)) };
         let granted = self.service.serve_and_grant(&lease).await;
@@ -313,6 +312,25 @@ impl ConnectedDevice {
             .await?;
         }
         Ok(granted.map(Some))
+    }
+
+    /// Finds a tunnel and starts it, by the policies that decide when that is written.
+    async fn start_found(&self, tunnel: &str) -> Result<LocalStart, DeviceError> {
+        let (policies, boot_id) = (self.service.policies_now(), self.boot_id);
+        for _ in 0..DECISIONS {
+            let found = match local_runs::find(&self.service, &policies, self.scope_id, tunnel).await? {
+                Ok(found) => found,
+                Err(failure) => return Ok(Err(failure)),
+            };
+            let started = self.write(move |write, device| {
+                Box::pin(async move { local_runs::start(write, device, boot_id, &found).await })
+            });
+            if let Some(started) = started.await? {
+                return Ok(started);
+            }
+            Box::pin(self.service.renew_policies(&policies)).await?;
+        }
+        Err(Error::of(Code::PolicyUnavailable).into())
     }
 
     /// The agent serves a lease.

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::startable::{Bandwidth, StartRefusal, check_startable};
 use super::{Service, sessions};
-use crate::gate;
+use crate::gate::{self, PinnedPolicies};
 use culvert_domain::action::Action;
 use culvert_domain::audit_log::{Actor, NewEntry};
 use culvert_domain::device::Device;
@@ -24,6 +24,8 @@ pub(crate) type LocalStart = std::result::Result<Uuid, Failure>;
 pub(crate) struct Found {
     tunnel_id: Uuid,
     entitlement: Entitlement,
+    /// The policies that say so.
+    generation: u64,
 }
 
 /// Finds a tunnel of a scope by id or name, with what the scope's plan includes.
@@ -33,6 +35,7 @@ pub(crate) struct Found {
 /// `Code::PolicyUnavailable` if a policy fails; if the database fails.
 pub(crate) async fn find(
     service: &Service,
+    policies: &PinnedPolicies,
     scope_id: Uuid,
     tunnel: &str,
 ) -> Result<std::result::Result<Found, Failure>> {
@@ -48,36 +51,45 @@ pub(crate) async fn find(
         }
     };
     let plan = scope_plan(service, scope_id).await?;
-    let Some(entitlement) = gate::known_entitlement(&service.policies_now(), &plan).await? else {
+    let Some(entitlement) = gate::known_entitlement(policies, &plan).await? else {
         let detail = format!("No policy knows the plan `{plan}`; the operator has to change it.");
         return Ok(Err(Failure::new(FailureCode::FeatureNotAvailable, detail)));
     };
-    Ok(Ok(Found { tunnel_id, entitlement }))
+    Ok(Ok(Found { tunnel_id, entitlement, generation: policies.generation() }))
 }
 
-/// Starts a found tunnel on the device that asks.
+/// Starts a found tunnel on the device that asks. None if other policies decide now.
 ///
 /// # Errors
 ///
 /// If the database fails.
-pub(crate) async fn start(write: &mut Write, device: &Device, boot_id: Uuid, found: &Found) -> Result<LocalStart> {
+pub(crate) async fn start(
+    write: &mut Write,
+    device: &Device,
+    boot_id: Uuid,
+    found: &Found,
+) -> Result<Option<LocalStart>> {
+    if write.active_policy_number().await? != found.generation {
+        return Ok(None);
+    }
     let Some(tunnel) = write.tunnel(device.scope_id, found.tunnel_id).await? else {
-        return Ok(Err(Failure::new(FailureCode::NotFound, "The tunnel was deleted.")));
+        return Ok(Some(Err(Failure::new(FailureCode::NotFound, "The tunnel was deleted."))));
     };
     let used = write.scope_bandwidth(device.scope_id).await?.month.total();
     let used_up = found.entitlement.bandwidth_limit_bytes.is_some_and(|limit| used >= limit);
     let bandwidth = if used_up { Bandwidth::UsedUp } else { Bandwidth::Left };
-    open(write, device, boot_id, &tunnel, bandwidth).await
+    open(write, device, boot_id, &tunnel, bandwidth).await.map(Some)
 }
 
-/// Whether some policy defines what the scope's plan includes. If none does, no tunnel of the scope runs.
+/// The generation of policies by which the scope's tunnels may run: one of them defines what its plan includes. If none does,
+/// no tunnel of the scope runs.
 ///
 /// # Errors
 ///
 /// `Code::PolicyUnavailable` if a policy fails; if the database fails.
-pub(crate) async fn plan_is_known(service: &Service, scope_id: Uuid) -> Result<bool> {
-    let plan = scope_plan(service, scope_id).await?;
-    Ok(gate::known_entitlement(&service.policies_now(), &plan).await?.is_some())
+pub(crate) async fn generation_that_lets_run(service: &Service, scope_id: Uuid) -> Result<Option<u64>> {
+    let (plan, policies) = (scope_plan(service, scope_id).await?, service.policies_now());
+    Ok(gate::known_entitlement(&policies, &plan).await?.map(|_| policies.generation()))
 }
 
 async fn scope_plan(service: &Service, scope_id: Uuid) -> Result<String> {

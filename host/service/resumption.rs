@@ -33,17 +33,25 @@ pub(crate) async fn end_lost_leases(write: &mut Write, device_id: Uuid, hello: &
 pub enum Resumed {
     /// None waits for anything that nobody would tell of.
     All,
-    /// One waits for the host of its node.
+    /// One waits for the host of its node, or other policies decide now.
     Waits,
 }
 
 /// Opens sessions for the tunnels that the device should run and that nobody runs: after a restart, after a
-/// long absence, or at the end of a suspension.
+/// long absence, or at the end of a suspension. Policies of this generation let them run.
 ///
 /// # Errors
 ///
 /// If the database fails.
-pub(crate) async fn resume_tunnels(write: &mut Write, device: &Device, boot_id: Uuid) -> Result<Resumed> {
+pub(crate) async fn resume_tunnels(
+    write: &mut Write,
+    device: &Device,
+    boot_id: Uuid,
+    generation: u64,
+) -> Result<Resumed> {
+    if write.active_policy_number().await? != generation {
+        return Ok(Resumed::Waits);
+    }
     let mut resumed = Resumed::All;
     for tunnel in write.pending_resumes(device.scope_id, device.id).await? {
         match check_startable(&tunnel, device, Bandwidth::Left) {

@@ -239,6 +239,14 @@ impl Store {
 }
 
 impl Write {
+    /// As [`Store::active_policy_number`]. In a transaction of a scope it is the same until the transaction ends.
+    pub async fn active_policy_number(&mut self) -> Result<u64> {
+        Ok(self
+            .one(sql!("SELECT policy_generation FROM cluster WHERE id = 1"), args![])
+            .await?
+            .number("policy_generation")?)
+    }
+
     /// Waits for an advisory lock, which the transaction has to its end. On SQLite it is alone in any case.
     async fn lock_alone(&mut self, lock: i64) -> Result<()> {
         if let Tx::Postgres(_) = **self {

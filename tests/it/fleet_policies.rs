@@ -10,10 +10,12 @@ use culvert::policies::{self, HostPlan};
 use culvert_domain::fleet::AUTHORITY;
 use culvert_service::jobs::heartbeat;
 use serde_json::{Value, json};
+use sqlx::{Connection, PgConnection};
 
-use crate::support::database::{run, texts_of};
+use crate::support::database::{WAITING_FOR_LOCKS, run, texts_of, until_there};
+use crate::support::device::Remote;
 use crate::support::fleet::TestFleet;
-use crate::support::host::TestHost;
+use crate::support::host::{TestHost, within};
 use crate::support::hostile::denying;
 use crate::support::policies::{builtin, entry};
 
@@ -65,6 +67,29 @@ fn recorded(host: &TestHost) -> (BTreeSet<String>, BTreeSet<(u64, String)>) {
     let ids = records.iter().map(|record| text(&record["host_id"])).collect();
     let generation = |record: &Value| (record["generation"].as_u64().unwrap(), text(&record["generation_sha256"]));
     (ids, records.iter().map(generation).collect())
+}
+
+/// What somebody starts at a device is decided by the policies that decide when it is written. `db::DECISIONS` is the lock.
+#[tokio::test]
+async fn start_at_a_device_is_not_decided_by_former_policies() {
+    let fleet = TestFleet::start(2).await;
+    fleet.pass(Duration::from_secs(3)).await;
+    let ada = fleet.hosts[0].person("ada").await;
+    let device = fleet.hosts[1].device_over(&fleet.hosts[1].cable().await, &ada, Remote::Enabled).await;
+    let tunnel = fleet.hosts[0].tunnel_here(&fleet.hosts[0].api(&ada.key), 80).await.to_string();
+    let url = fleet.hosts[0].config().database_url();
+    let mut other = PgConnection::connect(&url).await.unwrap();
+    let activate = "BEGIN; SELECT pg_advisory_xact_lock(109355981996033); UPDATE cluster SET policy_generation = 99";
+    sqlx::raw_sql(activate).execute(&mut other).await.unwrap();
+    let activates = async {
+        until_there(&url, WAITING_FOR_LOCKS).await;
+        sqlx::raw_sql("COMMIT").execute(&mut other).await.unwrap();
+    };
+    let (started, ()) = within(20, async { tokio::join!(device.start_tunnel(&tunnel), activates) }).await;
+    let failure = started.unwrap_err();
+    assert_eq!(failure.code.as_str(), "policy_unavailable", "{failure:?}");
+    let sessions = fleet.hosts[0].app.store.leases_of_device(device.id).await.unwrap();
+    assert_eq!(sessions.len(), 0, "{sessions:?}");
 }
 
 /// Hosts have different files. Records of one generation name the same policies everywhere, and the host that decided.

@@ -200,7 +200,7 @@ impl Foreground {
         command.stage = match (&command.stage, reason) {
             (Stage::Over(_), _) => return,
             (_, reason) if reason.is_stop() => Stage::Over(stopped(reason)),
-            (_, RevokeReason::Handoff) => Stage::Waiting,
+            (_, RevokeReason::Fenced | RevokeReason::Handoff) => Stage::Waiting,
             _ => Stage::Due,
         };
         command.problem = Some(format!("the tunnel's lease has ended: {reason}"));

@@ -143,7 +143,7 @@ fn response(status: u16, created: &Created) -> Result<StoredResponse> {
 }
 
 /// What the command prints.
-fn refusal(error: Error) -> Failure {
+pub(super) fn refusal(error: Error) -> Failure {
     if error.source.is_some() {
         tracing::error!(error = %Chain(&error), "what a command at a device asked for failed");
     }
