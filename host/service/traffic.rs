@@ -12,18 +12,22 @@ use culvert_store::Write;
 
 impl Service {
     /// Adds a batch to the counters of its scope. If the scope has used up its month's bandwidth, its sessions
-    /// end.
+    /// end. Where other policies decide meanwhile, the next batch is compared.
     pub(crate) async fn store_traffic(&self, node_id: Uuid, batch: &TrafficBatch) -> Result<()> {
         let scope_id = batch.scope_id;
         let Some(scope) = self.store.scope(scope_id).await? else { return Ok(()) };
-        let limit = gate::entitlement(&self.policies_now(), &scope.plan).await?.bandwidth_limit_bytes;
+        let policies = self.policies_now();
+        let limit = gate::entitlement(&policies, &scope.plan).await?.bandwidth_limit_bytes;
+        let generation = policies.generation();
         let stored = batch.clone();
         // Waiting for a scope must not occupy a database connection.
         let _turn = self.locks.scopes.lock(scope_id).await;
         let is_new = self.store.write(Some(scope_id), move |write| {
             Box::pin(async move {
                 let is_new = write.apply_traffic(node_id, &stored).await?;
-                if let Some(limit) = limit {
+                if let Some(limit) = limit
+                    && write.active_policy_number().await? == generation
+                {
                     suspend_if_used_up(write, scope_id, limit).await?;
                 }
                 Ok(is_new)

@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 use crate::support::api::Api;
+use crate::support::database::execute;
 use crate::support::device::{Remote, TestDevice};
 use crate::support::host::{Engine, Person, TestHost};
 use crate::support::visitor::{Visitor, echo_service, exchange, patient_service, service, visit};
@@ -341,6 +342,13 @@ async fn exhausted_monthly_bandwidth_suspends_tunnel_until_next_month(engine: En
     stage.host.set_plan(scope, "free").await;
     stage.host.record_traffic().await;
     assert_eq!(stage.tunnel().await["status"], "running");
+
+    // As long as other policies decide than this host has, it suspends nothing by its own.
+    execute(&stage.host, "UPDATE cluster SET policy_generation = policy_generation + 98").await;
+    drop(stage.host.visitor(&stage.api, stage.tunnel).await);
+    stage.host.record_traffic().await;
+    assert_eq!(stage.tunnel().await["status"], "running");
+    execute(&stage.host, "UPDATE cluster SET policy_generation = policy_generation - 98").await;
 
     let visitor = stage.host.visitor(&stage.api, stage.tunnel).await;
     stage.host.record_traffic().await;
