@@ -64,6 +64,8 @@ use culvert_store::{Hint, Store, rate};
 
 /// How long requests and agents have to end when the host stops.
 const GRACE: Duration = Duration::from_secs(10);
+/// How long a host that has not started may take to say so.
+const RELEASE_WITHIN: Duration = Duration::from_secs(2);
 /// Connections to the admin listener, at most. An operator, a scraper and a health check take one each.
 const ADMIN_CONNECTIONS: usize = 64;
 
@@ -107,13 +109,32 @@ impl Host {
     ///
     /// One line that names the setting and what to do.
     pub async fn start(config: Config, clock: Clock, ticker: Ticker) -> std::result::Result<Self, ConfigError> {
+        let started = Self::start_unless(config, clock, ticker, std::future::pending()).await?;
+        started.ok_or_else(|| ConfigError::whole("the host was told to stop while it started"))
+    }
+
+    /// As [`Host::start`]; None if it is told to stop before it is ready.
+    pub(crate) async fn start_unless(
+        config: Config,
+        clock: Clock,
+        ticker: Ticker,
+        stopped: impl Future<Output = ()>,
+    ) -> std::result::Result<Option<Self>, ConfigError> {
         let mut place = None;
-        let started = Self::take_place(config, clock, ticker, &mut place).await;
-        if started.is_err()
+        let started = tokio::select! {
+            started = Self::take_place(config, clock.clone(), ticker, &mut place) => started.map(Some),
+            () = stopped => Ok(None),
+        };
+        if !matches!(started, Ok(Some(_)))
             && let Some((store, host_id)) = place
         {
-            // Nobody is to wait for its nodes, which serve nothing.
-            let _ = store.release_host(host_id).await;
+            // Nobody is to wait for its nodes: the process ends.
+            let released = clock.timeout(RELEASE_WITHIN, store.release_host(host_id)).await;
+            if !matches!(released, Ok(Ok(_))) {
+                tracing::warn!(
+                    "the other hosts could not be told that this one has not started; they wait for its nodes"
+                );
+            }
         }
         started
     }
@@ -208,7 +229,10 @@ impl Host {
         if app.store.is_on_a_server() && mode == Ticker::Auto {
             workers.push(tokio::spawn(heartbeat::run(app.jobs.clone())));
         }
-        app.embedded.connect(&app.service, mode).await;
+        tokio::select! {
+            () = app.embedded.connect(&app.service, mode) => {}
+            cause = app.service.fleet().until_it_ends() => return Err(claim::end_of(cause, &app.config)),
+        }
         let admission = Admission(app.connections.clone());
         let mut more = vec![gateway::router(&app.control)];
         more.extend(culvert_dashboard::docs::routers(&app.docs));
@@ -229,7 +253,7 @@ impl Host {
             workers.push(tokio::spawn(listener_job::run(app.jobs.clone())));
             workers.push(tokio::spawn(notifier::run(app.jobs.clone())));
             workers.push(tokio::spawn(drain::run(app.jobs.clone())));
-            workers.push(tokio::spawn(wakeups::wake_waiting(app.service.clone())));
+            workers.push(tokio::spawn(wakeups::run_once(app.jobs.clone())));
         }
         site::warn_if_shared(&app.config);
         if !admin_address.ip().is_loopback() {

@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use culvert_domain::error::Chain;
 use culvert_node::Identity;
+use culvert_service::fleet::EndCause;
 use culvert_service::keys;
 use culvert_service::secrets::Secrets;
 use culvert_store::Store;
 use culvert_store::fleet::{Claim, HostRegistration, LiveHost};
+use culvert_store::schema::NEWER;
 use culvert_wire::clock::Moment;
 use culvert_wire::private_dir;
 use serde_json::json;
@@ -117,4 +119,22 @@ fn in_the_way(other: &LiveHost) -> ConfigError {
     ConfigError::whole(format!(
         "{used} {name}; use another folder, or where it is gone, try again after {until} UTC, or see `culvert node abandon`"
     ))
+}
+
+/// Why a host has ended by itself, for its operator.
+pub(crate) fn end_of(cause: EndCause, config: &Config) -> ConfigError {
+    match cause {
+        EndCause::Outdated => ConfigError::new("database_url", NEWER),
+        EndCause::Replaced => ConfigError::new(
+            "data_dir",
+            "the database does not know this process as the host of the folder any longer: another one runs on a copy of the \
+             folder, or the database was put back to before this start; in the second case, start it again",
+        ),
+        EndCause::KeyMissing(version) => {
+            let file = config.secret_key_file();
+            let problem =
+                format!("{}: the other hosts use key v{version}, which it does not have; copy theirs", file.display());
+            ConfigError::new("secret_key_file", problem)
+        }
+    }
 }

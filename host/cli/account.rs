@@ -10,6 +10,7 @@ use crate::cli::Output;
 use crate::config::Config;
 use culvert_domain::account;
 use culvert_domain::audit_log::Actor;
+use culvert_domain::error::Error;
 use culvert_service::links::{self, NewLink};
 use culvert_service::{accounts, locked_accounts};
 use culvert_store::Store;
@@ -82,10 +83,8 @@ async fn create(
     let (store, secrets) = operator::store_and_secrets(config).await?;
     let plan = operator::plan(config, &store, &secrets, plan).await?;
     let account = accounts::create(&store, email.clone(), name, plan).await;
-    let account = account.map_err(|error| match error.hides_its_source() {
-        true => error.into(),
-        false => refused(format!("{email}: {}", error.detail)),
-    })?;
+    let account =
+        account.map_err(|error| told(Error { detail: format!("{email}: {}", error.detail).into(), ..error }))?;
     let value = json!({
         "id": account.id,
         "email": account.email,

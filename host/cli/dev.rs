@@ -26,6 +26,7 @@ use uuid::Uuid;
 use super::account::entrance;
 use super::{CliError, PROGRAM, refused, serve};
 use crate::app::App;
+use crate::claim;
 use crate::config::{Config, ConfigError};
 use culvert_domain::permission::{PermissionPreset, Permissions};
 use culvert_domain::sign_in::RequireSecondFactor;
@@ -74,7 +75,7 @@ pub(super) async fn run(mut config: Config) -> Result<(), CliError> {
                 print_line(PROGRAM, &introduction);
                 tokio::select! {
                     () = stop.next() => Ok(()),
-                    cause = host.app.service.fleet().until_it_ends() => Err(serve::why(cause, &host.app.config).into()),
+                    cause = host.app.service.fleet().until_it_ends() => Err(claim::end_of(cause, &host.app.config).into()),
                 }
             }
             Err(problem) => Err(problem),

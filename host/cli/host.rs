@@ -56,7 +56,7 @@ impl Host {
 
 async fn drain(output: Output, store: &Store, hosts: &[HostRecord], name: &str, drains: bool) -> Result<(), CliError> {
     let named = |alive| {
-        let named = |host: &&HostRecord| host.name == name || host.id.to_string() == name;
+        let named = |host: &&HostRecord| host.name == name || Some(host.id) == name.parse().ok();
         hosts.iter().filter(named).filter(move |host| host.state.is_alive() == alive)
     };
     // A machine that was set up anew has the name of the former one.
@@ -71,7 +71,8 @@ async fn drain(output: Output, store: &Store, hosts: &[HostRecord], name: &str, 
         return Err(refused(format!("no other host is there to take the work of {name}; stop it instead")));
     }
     if !host.state.is_alive() || !store.drain_host(host.id, drains).await? {
-        return Err(refused(format!("the host {name} is {}, and has no agents to send to other hosts", host.state)));
+        let help = "its agents look for other hosts by themselves";
+        return Err(refused(format!("the host {name} does not answer or has ended ({}); {help}", host.state)));
     }
     let value = json!({"host": host.id, "draining": drains});
     print(output, &value, || {

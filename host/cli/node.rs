@@ -97,7 +97,7 @@ impl Node {
 }
 
 fn find(nodes: Vec<node::Node>, node: &str) -> Result<node::Node, CliError> {
-    let mut named = nodes.into_iter().filter(|known| known.name == node || known.id.to_string() == node);
+    let mut named = nodes.into_iter().filter(|known| known.name == node || Some(known.id) == node.parse().ok());
     let none = || refused(format!("there is no node {node}; `culvert node list` shows them"));
     let found = named.next().ok_or_else(none)?;
     match named.next() {

@@ -1,7 +1,6 @@
 //! `culvert serve`: the production start.
 
 use std::io::IsTerminal;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,11 +11,11 @@ use tracing_subscriber::EnvFilter;
 
 use super::{CliError, refused, set_up};
 use crate::app::{App, Host};
-use crate::config::{Config, ConfigError, LogFormat};
+use crate::claim;
+use crate::config::{Config, LogFormat};
 use crate::policies;
 use culvert_service::fleet::EndCause;
 use culvert_service::jobs::Ticker;
-use culvert_store::schema::NEWER;
 
 pub(super) async fn run(config: Config) -> Result<(), CliError> {
     log(config.log.format, "info");
@@ -32,7 +31,7 @@ pub(super) async fn run(config: Config) -> Result<(), CliError> {
         () = stop.next() => None,
         cause = host.app.service.fleet().until_it_ends() => Some(cause),
     };
-    let error = cause.map(|cause| why(cause, &host.app.config));
+    let error = cause.map(|cause| claim::end_of(cause, &host.app.config));
     if let Some(error) = &error {
         tracing::error!("{error}; this host stops");
     }
@@ -50,44 +49,28 @@ pub(super) async fn run(config: Config) -> Result<(), CliError> {
     error.map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// How long a host that is told to stop while it starts may take to be ready, and to stop in order.
+/// How long a host that is told to stop while it starts may take to be ready, so that it can stop in order.
 const START_WITHIN: Duration = Duration::from_secs(10);
 
 /// Starts a host; None if it was told to stop meanwhile. One that has its place among the hosts gives it back.
 pub(super) async fn start(config: Config, stop: &mut StopSignals) -> Result<Option<Host>, CliError> {
     let clock = Clock::system();
-    let mut starting = pin!(Host::start(config, clock.clone(), Ticker::Auto));
-    tokio::select! {
-        host = &mut starting => return Ok(Some(host?)),
-        () = stop.next() => {}
-    }
-    tracing::info!("told to stop while it starts");
-    tokio::select! {
-        started = clock.timeout(START_WITHIN, starting) => {
-            if let Ok(host) = started {
-                host?.stop().await;
-            }
+    let mut is_told = false;
+    let stopped = async {
+        stop.next().await;
+        is_told = true;
+        tracing::info!("told to stop while it starts");
+        tokio::select! {
+            () = clock.sleep(START_WITHIN) => {}
+            () = stop.next() => {}
         }
-        () = stop.next() => {}
-    }
-    Ok(None)
-}
-
-/// Why a host has ended by itself, for its operator.
-pub(super) fn why(cause: EndCause, config: &Config) -> ConfigError {
-    match cause {
-        EndCause::Outdated => ConfigError::new("database_url", NEWER),
-        EndCause::Replaced => ConfigError::new(
-            "data_dir",
-            "the database does not know this process as the host of the folder any longer: another one runs on a copy of the \
-             folder, or the database was put back to before this start; in the second case, start it again",
-        ),
-        EndCause::KeyMissing(version) => {
-            let file = config.secret_key_file();
-            let problem =
-                format!("{}: the other hosts use key v{version}, which it does not have; copy theirs", file.display());
-            ConfigError::new("secret_key_file", problem)
+    };
+    match Host::start_unless(config, clock.clone(), Ticker::Auto, stopped).await? {
+        Some(host) if is_told => {
+            host.stop().await;
+            Ok(None)
         }
+        host => Ok(host),
     }
 }
 

@@ -24,10 +24,11 @@ pub(super) async fn offer(app: &App) -> Result<(), CliError> {
     let failed = |error: io::Error| ConfigError::new("data_dir", format!("{}: {error}", path.display()));
     let secret = match links::offer_setup(&app.store).await {
         Ok(secret) => secret,
-        Err(error) => {
+        Err(error) if error.hides_its_source() => {
             tracing::warn!(error = %Chain(&error), "whether somebody can sign in could not be looked up; the next start does");
             return Ok(());
         }
+        Err(error) => return Err(error.into()),
     };
     // It holds the link of a former start, which has ended.
     match fs::remove_file(&path) {

@@ -14,7 +14,7 @@ const SHOWN: usize = 80;
 const DIGEST_BYTES: usize = 8;
 
 impl Config {
-    /// The value of each, as JSON.
+    /// The value of each, as JSON, or a digest of a long one.
     pub(crate) fn shared_settings(&self) -> BTreeMap<&'static str, String> {
         BTreeMap::from([
             ("node_authority_seconds", shown(self.node_authority_seconds)),

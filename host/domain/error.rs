@@ -126,13 +126,13 @@ impl std::error::Error for Error {
 }
 
 /// An error with its sources, for a log line: `outer: inner: innermost`. A source that the one before it
-/// has said already is left out, and so is what a client is told of an error that is not its own.
+/// has said already is left out. Of an [`Error`] that hides its source from clients, the sources alone are shown.
 pub struct Chain<'a>(pub &'a (dyn std::error::Error + 'static));
 
 impl fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let of_ours = self.0.downcast_ref::<Error>().filter(|error| error.hides_its_source());
-        let outer = of_ours.and_then(std::error::Error::source).unwrap_or(self.0);
+        let hides = self.0.downcast_ref::<Error>().filter(|error| error.hides_its_source());
+        let outer = hides.and_then(std::error::Error::source).unwrap_or(self.0);
         let mut said = outer.to_string();
         let mut source = outer.source();
         while let Some(error) = source {

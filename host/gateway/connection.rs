@@ -39,8 +39,17 @@ const RENEW_TOKENS_AFTER: Duration = Duration::from_hours(12);
 const BUSY_FOR: Duration = Duration::from_secs(10);
 /// When agents should reconnect that made room for another handshake.
 const CROWDED_FOR: Duration = Duration::from_secs(3);
-/// How long a tunnel waits that could not be resumed because the host of its node is away.
+/// How long a tunnel waits that could not be resumed because the host of its node is away, or no policy can say whether it may.
 const RESUME_AGAIN_AFTER: Duration = Duration::from_mins(1);
+
+/// From when on it is looked again for tunnels that the device should run.
+fn resume_after(resumed: Resumed, now: Moment) -> Option<Moment> {
+    match resumed {
+        Resumed::All => None,
+        Resumed::Waits => Some(now.plus(RESUME_AGAIN_AFTER)),
+        Resumed::Again => Some(now),
+    }
+}
 /// When agents should reconnect after this host has said goodbye.
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
 /// How many frames are still read after a connection has failed, and for how long.
@@ -192,7 +201,7 @@ impl AgentConnection {
         let device = Arc::new(device);
         let requests = DeviceRequests::open(device.clone(), client);
         let (sent, hosts) = (SentState::of(consent), control.service.fleet().agent_urls());
-        let resume_from = (device.resumed() == Resumed::Waits).then(|| tokens_since.plus(RESUME_AGAIN_AFTER));
+        let resume_from = resume_after(device.resumed(), tokens_since);
         Self { control, link, handle, device, requests, sent, hosts, tokens_since, tokens_key, resume_from }
     }
 
@@ -372,8 +381,8 @@ impl AgentConnection {
         self.link.send(&ToAgent::Renewed { sequence, lease_ids: renewed, device_tokens, grace: false }).await?;
         // Nothing is given to an agent that may be gone, so tunnels are resumed with a heartbeat.
         let now = self.control.clock.moment();
-        if self.resume_from.take_if(|from| *from <= now).is_some() && self.device.resume().await? == Resumed::Waits {
-            self.resume_from = Some(now.plus(RESUME_AGAIN_AFTER));
+        if self.resume_from.take_if(|from| *from <= now).is_some() {
+            self.resume_from = resume_after(self.device.resume().await?, now);
         }
         Ok(())
     }

@@ -224,10 +224,9 @@ impl ConnectedDevice {
         if !self.service.store.has_pending_resumes(self.scope_id, self.id()).await? {
             return Ok(Resumed::All);
         }
-        let generation = local_runs::generation_that_lets_run(&self.service, self.scope_id).await?;
-        let Some(generation) = generation else { return Ok(Resumed::All) };
+        let may_run = local_runs::may_run(&self.service, self.scope_id).await?;
         let boot_id = self.boot_id;
-        self.write(move |write, device| Box::pin(resumption::resume_tunnels(write, device, boot_id, generation))).await
+        self.write(move |write, device| Box::pin(resumption::resume_tunnels(write, device, boot_id, may_run))).await
     }
 
     /// The agent has journaled a command. Returns whether the operation goes on.

@@ -11,7 +11,7 @@ use crate::gate::{self, PinnedPolicies};
 use culvert_domain::action::Action;
 use culvert_domain::audit_log::{Actor, NewEntry};
 use culvert_domain::device::Device;
-use culvert_domain::error::Result;
+use culvert_domain::error::{Code, Error, Result};
 use culvert_domain::plan::Entitlement;
 use culvert_domain::session::EndReason;
 use culvert_domain::tunnel::Tunnel;
@@ -23,9 +23,19 @@ pub(crate) type LocalStart = std::result::Result<Uuid, Failure>;
 /// A tunnel that a device of its scope may ask to start.
 pub(crate) struct Found {
     tunnel_id: Uuid,
-    entitlement: Entitlement,
+    plan: String,
+    /// None where no policy knows the plan.
+    entitlement: Option<Entitlement>,
     /// The policies that say so.
     generation: u64,
+}
+
+/// Whether the tunnels of a scope may run: a policy defines what its plan includes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MayRun {
+    pub is_known: bool,
+    /// The policies that say so.
+    pub generation: u64,
 }
 
 /// Finds a tunnel of a scope by id or name, with what the scope's plan includes.
@@ -51,11 +61,8 @@ pub(crate) async fn find(
         }
     };
     let plan = scope_plan(service, scope_id).await?;
-    let Some(entitlement) = gate::known_entitlement(policies, &plan).await? else {
-        let detail = format!("No policy knows the plan `{plan}`; the operator has to change it.");
-        return Ok(Err(Failure::new(FailureCode::FeatureNotAvailable, detail)));
-    };
-    Ok(Ok(Found { tunnel_id, entitlement, generation: policies.generation() }))
+    let entitlement = gate::known_entitlement(policies, &plan).await?;
+    Ok(Ok(Found { tunnel_id, plan, entitlement, generation: policies.generation() }))
 }
 
 /// Starts a found tunnel on the device that asks. None if other policies decide now.
@@ -72,24 +79,35 @@ pub(crate) async fn start(
     if write.active_policy_number().await? != found.generation {
         return Ok(None);
     }
+    let Some(entitlement) = &found.entitlement else {
+        let detail = format!("No policy knows the plan `{}`; the operator has to change it.", found.plan);
+        return Ok(Some(Err(Failure::new(FailureCode::FeatureNotAvailable, detail))));
+    };
     let Some(tunnel) = write.tunnel(device.scope_id, found.tunnel_id).await? else {
         return Ok(Some(Err(Failure::new(FailureCode::NotFound, "The tunnel was deleted."))));
     };
     let used = write.scope_bandwidth(device.scope_id).await?.month.total();
-    let used_up = found.entitlement.bandwidth_limit_bytes.is_some_and(|limit| used >= limit);
+    let used_up = entitlement.bandwidth_limit_bytes.is_some_and(|limit| used >= limit);
     let bandwidth = if used_up { Bandwidth::UsedUp } else { Bandwidth::Left };
     open(write, device, boot_id, &tunnel, bandwidth).await.map(Some)
 }
 
-/// The generation of policies by which the scope's tunnels may run: one of them defines what its plan includes. If none does,
-/// no tunnel of the scope runs.
+/// Whether the tunnels of a scope may run; None where the policies cannot say now.
 ///
 /// # Errors
 ///
-/// `Code::PolicyUnavailable` if a policy fails; if the database fails.
-pub(crate) async fn generation_that_lets_run(service: &Service, scope_id: Uuid) -> Result<Option<u64>> {
-    let (plan, policies) = (scope_plan(service, scope_id).await?, service.policies_now());
-    Ok(gate::known_entitlement(&policies, &plan).await?.map(|_| policies.generation()))
+/// If the database fails.
+pub(crate) async fn may_run(service: &Service, scope_id: Uuid) -> Result<Option<MayRun>> {
+    let asked = async {
+        let (plan, policies) = (scope_plan(service, scope_id).await?, service.policies_now());
+        let is_known = gate::known_entitlement(&policies, &plan).await?.is_some();
+        Ok(MayRun { is_known, generation: policies.generation() })
+    };
+    match asked.await {
+        Ok(may_run) => Ok(Some(may_run)),
+        Err(Error { code: Code::PolicyUnavailable, .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 async fn scope_plan(service: &Service, scope_id: Uuid) -> Result<String> {

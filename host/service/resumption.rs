@@ -7,6 +7,7 @@ use culvert_domain::tunnel::Tunnel;
 use culvert_wire::control::Hello;
 use uuid::Uuid;
 
+use super::local_runs::MayRun;
 use super::sessions;
 use super::startable::{Bandwidth, StartRefusal, check_startable};
 use culvert_store::Write;
@@ -33,12 +34,14 @@ pub(crate) async fn end_lost_leases(write: &mut Write, device_id: Uuid, hello: &
 pub enum Resumed {
     /// None waits for anything that nobody would tell of.
     All,
-    /// One waits for the host of its node, or other policies decide now.
+    /// One waits for the host of its node, or for policies that can say whether it may run.
     Waits,
+    /// Other policies decide now: they are to be asked with the next heartbeat.
+    Again,
 }
 
 /// Opens sessions for the tunnels that the device should run and that nobody runs: after a restart, after a
-/// long absence, or at the end of a suspension. Policies of this generation let them run.
+/// long absence, or at the end of a suspension.
 ///
 /// # Errors
 ///
@@ -47,10 +50,14 @@ pub(crate) async fn resume_tunnels(
     write: &mut Write,
     device: &Device,
     boot_id: Uuid,
-    generation: u64,
+    may_run: Option<MayRun>,
 ) -> Result<Resumed> {
+    let Some(MayRun { is_known, generation }) = may_run else { return Ok(Resumed::Waits) };
     if write.active_policy_number().await? != generation {
-        return Ok(Resumed::Waits);
+        return Ok(Resumed::Again);
+    }
+    if !is_known {
+        return Ok(Resumed::All);
     }
     let mut resumed = Resumed::All;
     for tunnel in write.pending_resumes(device.scope_id, device.id).await? {

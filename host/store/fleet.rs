@@ -371,7 +371,7 @@ impl Write {
             return Ok(Claim::Refused(other));
         }
         let HostRegistration { id, name, version, lock_identity, machine_identity, agent_url, .. } = host;
-        // It leads when it is up, not while it starts. On SQLite it is alone, and sends no heartbeats.
+        // It does not lead before its first heartbeat. On SQLite it is alone, and sends no heartbeats.
         let drains = matches!(**self, Tx::Postgres(_));
         let mut lease = HostLease { id: *id, until: now, ended: false, drains };
         cluster.heartbeat(&mut lease, now);

@@ -40,8 +40,8 @@ impl Store {
 }
 
 impl Write {
-    /// Hints to the other hosts that hold connections of these devices. A device that connects meanwhile reads everything:
-    /// its arrival locks the same scope.
+    /// Hints to the other hosts that hold connections of these devices. A device that connects meanwhile reads everything, for
+    /// its arrival locks the same scope, or comes after what it would be told.
     pub async fn hint_other_hosts(&mut self, device_ids: &[Uuid]) -> Result<()> {
         let sql = by_ids!(
             "INSERT INTO hints (host_id, device_id) SELECT host_id, device_id FROM device_presence \

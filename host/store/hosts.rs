@@ -32,17 +32,17 @@ pub struct HostRecord {
     pub started_at: DateTime<Utc>,
     pub lease_until: DateTime<Utc>,
     pub ended_at: Option<DateTime<Utc>>,
-    /// Digests of the settings that are to be the same at all hosts.
+    /// The values of the settings that are to be the same at all hosts, or digests of long ones.
     pub settings: BTreeMap<String, String>,
 }
 
 /// The settings that hosts that run have different values of.
 pub fn different_settings(hosts: &[HostRecord]) -> Vec<String> {
     let mut values: BTreeMap<&String, BTreeSet<&String>> = BTreeMap::new();
-    for (setting, digest) in hosts.iter().filter(|host| host.ended_at.is_none()).flat_map(|host| &host.settings) {
-        values.entry(setting).or_default().insert(digest);
+    for (setting, value) in hosts.iter().filter(|host| host.ended_at.is_none()).flat_map(|host| &host.settings) {
+        values.entry(setting).or_default().insert(value);
     }
-    values.into_iter().filter(|(_, digests)| digests.len() > 1).map(|(setting, _)| setting.clone()).collect()
+    values.into_iter().filter(|(_, values)| values.len() > 1).map(|(setting, _)| setting.clone()).collect()
 }
 
 /// The host of a node, as the database knows it.

@@ -205,9 +205,11 @@ impl Write {
         Ok(self.all(sql, args![&request_ids[..], now]).await?.len() == request_ids.len())
     }
 
-    /// Whether another host of one of these nodes is there. One that starts meanwhile, or is heard of again, waits until this is
-    /// written, and reads then what its nodes are to serve.
+    /// Whether another host of one of these nodes is there. One that takes a node meanwhile, starts, or is heard of again waits
+    /// until this is written, and reads then what its nodes are to serve.
     async fn may_serve_now(&mut self, node_ids: &[Uuid]) -> Result<bool> {
+        let sql = by_ids!("SELECT id FROM nodes WHERE id", "$1", "ORDER BY id", locked: " FOR SHARE");
+        self.all(sql, args![node_ids]).await?;
         let sql = by_ids!(
             concat!(
                 "SELECT (h.id <> $2 AND ",

@@ -96,7 +96,7 @@ async fn host_that_cannot_be_drained_is_named() {
     insta::assert_snapshot!([alone, unknown, ended].join("\n").replace(&id, "[id]"), @r"
     1: culvert: no other host is there to take the work of [id]; stop it instead
     1: culvert: there is no host nowhere; `culvert host list` shows them
-    1: culvert: the host [id] is ended, and has no agents to send to other hosts
+    1: culvert: the host [id] does not answer or has ended (ended); its agents look for other hosts by themselves
     ");
     assert_eq!(stopped, Some(0));
 }

@@ -333,6 +333,8 @@ async fn stop_is_recorded_only_as_long_as_the_node_has_no_host() {
     let ended = agent.nodes().end(&leases).await.unwrap();
     let (ends, database) = (ended.elsewhere.clone(), url.clone());
     let (begun, begins) = oneshot::channel();
+    let starting = Box::pin(node.stop_to_restart_with(|_| {}).await);
+    run(&url, &is_lost).await;
     let taken_up = store.write(None, move |write| {
         Box::pin(async move {
             let taken_up = write.take_up_ends(&ends).await;
@@ -343,7 +345,7 @@ async fn stop_is_recorded_only_as_long_as_the_node_has_no_host() {
     });
     let restarted = async {
         begins.await.unwrap();
-        Box::pin(node.restart()).await
+        starting.await
     };
     let (taken_up, _) = within(20, async { tokio::join!(taken_up, restarted) }).await;
     assert!(taken_up.unwrap());

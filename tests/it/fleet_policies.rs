@@ -7,13 +7,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use culvert::policies::{self, HostPlan};
+use culvert_agent::ipc;
 use culvert_domain::fleet::AUTHORITY;
+use culvert_domain::session::EndReason;
 use culvert_service::jobs::heartbeat;
+use culvert_service::sessions;
 use serde_json::{Value, json};
-use sqlx::{Connection, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use uuid::Uuid;
 
 use crate::support::database::{WAITING_FOR_LOCKS, run, texts_of, until_there};
-use crate::support::device::Remote;
+use crate::support::device::{Remote, TestDevice};
 use crate::support::fleet::TestFleet;
 use crate::support::host::{TestHost, within};
 use crate::support::hostile::denying;
@@ -69,27 +73,63 @@ fn recorded(host: &TestHost) -> (BTreeSet<String>, BTreeSet<(u64, String)>) {
     (ids, records.iter().map(generation).collect())
 }
 
-/// What somebody starts at a device is decided by the policies that decide when it is written. `db::DECISIONS` is the lock.
+/// Starts a tunnel at its device while another host has this generation decide. `db::DECISIONS` is the lock.
+async fn start_while(url: &str, device: &TestDevice, tunnel: &str, generation: u64) -> ipc::Reply {
+    let mut other = PgConnection::connect(url).await.unwrap();
+    let activate = format!(
+        "BEGIN; SELECT pg_advisory_xact_lock(109355981996033); UPDATE cluster SET policy_generation = {generation}"
+    );
+    sqlx::raw_sql(AssertSqlSafe(activate)).execute(&mut other).await.unwrap();
+    let activates = async {
+        until_there(url, WAITING_FOR_LOCKS).await;
+        sqlx::raw_sql("COMMIT").execute(&mut other).await.unwrap();
+    };
+    within(20, async { tokio::join!(device.start_tunnel(tunnel), activates) }).await.0
+}
+
+/// What is started at a device, or resumed there, is decided by the policies that decide when it is written. Where its host does
+/// not have them, it waits, and stays connected.
 #[tokio::test]
 async fn start_at_a_device_is_not_decided_by_former_policies() {
     let fleet = TestFleet::start(2).await;
     fleet.pass(Duration::from_secs(3)).await;
-    let ada = fleet.hosts[0].person("ada").await;
-    let device = fleet.hosts[1].device_over(&fleet.hosts[1].cable().await, &ada, Remote::Enabled).await;
+    let (ada, host) = (fleet.hosts[0].person("ada").await, &fleet.hosts[1]);
+    let device = host.device_over(&host.cable().await, &ada, Remote::Enabled).await;
     let tunnel = fleet.hosts[0].tunnel_here(&fleet.hosts[0].api(&ada.key), 80).await.to_string();
-    let url = fleet.hosts[0].config().database_url();
-    let mut other = PgConnection::connect(&url).await.unwrap();
-    let activate = "BEGIN; SELECT pg_advisory_xact_lock(109355981996033); UPDATE cluster SET policy_generation = 99";
-    sqlx::raw_sql(activate).execute(&mut other).await.unwrap();
-    let activates = async {
-        until_there(&url, WAITING_FOR_LOCKS).await;
-        sqlx::raw_sql("COMMIT").execute(&mut other).await.unwrap();
+    let url = host.config().database_url();
+    let sessions = async || {
+        let leases = host.app.store.leases_of_device(device.id).await.unwrap();
+        leases.into_iter().map(|lease| lease.session_id).collect::<Vec<_>>()
     };
-    let (started, ()) = within(20, async { tokio::join!(device.start_tunnel(&tunnel), activates) }).await;
-    let failure = started.unwrap_err();
+    host.configure(&shipped());
+    assert_eq!(host.reload().await, Ok(2));
+    let failure = start_while(&url, &device, &tunnel, 99).await.unwrap_err();
     assert_eq!(failure.code.as_str(), "policy_unavailable", "{failure:?}");
-    let sessions = fleet.hosts[0].app.store.leases_of_device(device.id).await.unwrap();
-    assert_eq!(sessions.len(), 0, "{sessions:?}");
+    assert_eq!(sessions().await, [Uuid::nil(); 0]);
+    run(&url, "UPDATE cluster SET policy_generation = 2").await;
+    start_while(&url, &device, &tunnel, 1).await.unwrap();
+    assert_eq!(host.app.service.policy_generation(), 1);
+
+    run(&url, "UPDATE cluster SET policy_generation = 99").await;
+    sessions::end_all(&host.app.store, ada.account_id, sessions().await, EndReason::NodeShutdown).await.unwrap();
+    let heartbeat = async || {
+        fleet.pass(Duration::from_secs(10)).await;
+        device.clock.advance(Duration::from_secs(10));
+        let heard = async || {
+            let seen = host.app.service.liveness().last_seen_at(device.id);
+            (seen == Some(host.clock.now())).then_some(())
+        };
+        host.until_found(heard).await;
+    };
+    for _ in 0..3 {
+        heartbeat().await;
+    }
+    assert_eq!(sessions().await, [Uuid::nil(); 0]);
+    run(&url, "UPDATE cluster SET policy_generation = 1").await;
+    for _ in 0..8 {
+        heartbeat().await;
+    }
+    host.until_tunnel(&fleet.hosts[0].api(&ada.key), tunnel.parse().unwrap(), "running").await;
 }
 
 /// Hosts have different files. Records of one generation name the same policies everywhere, and the host that decided.

@@ -203,7 +203,10 @@ impl Foreground {
             (_, RevokeReason::Fenced | RevokeReason::Handoff) => Stage::Waiting,
             _ => Stage::Due,
         };
-        command.problem = Some(format!("the tunnel's lease has ended: {reason}"));
+        command.problem = Some(match reason {
+            RevokeReason::Fenced => "the node does not take the tunnel's lease any longer".into(),
+            reason => format!("the tunnel's lease has ended: {reason}"),
+        });
     }
 
     /// The host has ended a lease.

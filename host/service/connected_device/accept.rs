@@ -12,7 +12,6 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::{ConnectedDevice, MORE_IDS};
-use crate::resumption::Resumed;
 use crate::{Service, consent, local_runs, presence, resumption};
 
 /// A device that has proved its identity.
@@ -82,7 +81,7 @@ impl Identified {
         let (scope_id, public_key) = (enrolled.device.scope_id, enrolled.public_key.clone());
         let (boot_id, held) = (hello.boot_id, hello.lease_ids.clone());
         let host_id = service.fleet.host_id();
-        let generation = local_runs::generation_that_lets_run(service, scope_id).await?;
+        let may_run = local_runs::may_run(service, scope_id).await?;
         let _turn = service.locks.scopes.lock(scope_id).await;
         let accepted = service.store.write(Some(scope_id), move |write| {
             Box::pin(async move {
@@ -98,10 +97,7 @@ impl Identified {
                 let connection = presence::connect(write, device.id, new).await?;
                 local_runs::stop(write, &device, &hello.stopped).await?;
                 resumption::end_lost_leases(write, device.id, &hello).await?;
-                let resumed = match generation {
-                    Some(generation) => resumption::resume_tunnels(write, &device, boot_id, generation).await?,
-                    None => Resumed::All,
-                };
+                let resumed = resumption::resume_tunnels(write, &device, boot_id, may_run).await?;
                 Ok((connection, resumed, consent::consent_of(write, &device).await?))
             })
         });

@@ -21,8 +21,7 @@ pub async fn run(jobs: Arc<Jobs>) {
                 HEARTBEAT_EVERY
             }
             Err(error) => {
-                let what =
-                    "the database does not hear of this host, nor do the other hosts; it tries again every second";
+                let what = "the database does not hear of this host, nor do the other hosts; this host tries again every second";
                 outage.failed(&jobs.clock, &error, what);
                 RETRY_EVERY
             }

@@ -1,5 +1,5 @@
 //! What agents and open pages may have to be told although no transaction of this process has changed it: changes by other
-//! processes, the end of a suspension, and other policies.
+//! processes, the end of a suspension, other policies, and that a host is there.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -127,9 +127,14 @@ impl Wakeups {
     }
 }
 
+/// Tells the devices at other hosts once that this one has started.
+pub async fn run_once(jobs: Arc<Jobs>) {
+    jobs.stop.run_until_cancelled(wake_waiting(jobs.service.clone())).await;
+}
+
 /// The nodes of this host are there: the devices at other hosts resume the tunnels that wait for them. If it fails, they look
 /// again within a minute.
-pub async fn wake_waiting(service: Arc<Service>) {
+pub(super) async fn wake_waiting(service: Arc<Service>) {
     for node_id in service.nodes.ids() {
         let woken = async {
             for device_ids in service.store.devices_waiting_for(node_id).await?.chunks(BATCH) {

@@ -136,12 +136,17 @@ impl TestHost {
 
     /// The same, with other settings.
     pub async fn restart_with(self, change: impl FnOnce(&mut Config)) -> Self {
+        self.stop_to_restart_with(change).await.await
+    }
+
+    /// Stops the host; what this returns starts it again.
+    pub async fn stop_to_restart_with(self, change: impl FnOnce(&mut Config)) -> impl Future<Output = Self> {
         let Self { folder, mut config, clock, host, app, address, .. } = self;
         drop(app);
         config.listen = address;
         change(&mut config);
         Box::pin(host.stop()).await;
-        Self::run(folder, config, clock).await
+        Self::run(folder, config, clock)
     }
 
     /// The configuration that this host was started with.
