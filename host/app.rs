@@ -130,7 +130,7 @@ impl Host {
         {
             // Nobody is to wait for its nodes: the process ends.
             let released = clock.timeout(RELEASE_WITHIN, store.release_host(host_id)).await;
-            if !matches!(released, Ok(Ok(_))) {
+            if !matches!(released, Ok(Ok(()))) {
                 tracing::warn!(
                     "the other hosts could not be told that this one has not started; they wait for its nodes"
                 );

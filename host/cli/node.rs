@@ -62,14 +62,17 @@ impl Node {
                 list(output, &nodes, &store.node_hosts().await?);
                 return Ok(());
             }
-            Self::Abandon { node, force } => return abandon(output, &store, &find(nodes, &node)?, force).await,
+            Self::Abandon { node, force } => return abandon(output, &store, &find(&nodes, &node)?, force).await,
             Self::Set { node, name, region, country, flag, status, pro_only } => {
                 (node, name, region, country, flag, status, pro_only)
             }
         };
-        let mut found = find(nodes, &node)?;
+        let mut found = find(&nodes, &node)?;
         if let Some(name) = name {
             operator::check_name("--name", &name)?;
+            if nodes.iter().any(|other| other.id != found.id && other.name == name) {
+                return Err(refused(format!("--name: another node is called {name}; each name is one node's")));
+            }
             found.name = name;
         }
         if let Some(region) = region {
@@ -96,14 +99,9 @@ impl Node {
     }
 }
 
-fn find(nodes: Vec<node::Node>, node: &str) -> Result<node::Node, CliError> {
-    let mut named = nodes.into_iter().filter(|known| known.name == node || Some(known.id) == node.parse().ok());
-    let none = || refused(format!("there is no node {node}; `culvert node list` shows them"));
-    let found = named.next().ok_or_else(none)?;
-    match named.next() {
-        Some(_) => Err(refused(format!("several nodes are called {node}; use an id"))),
-        None => Ok(found),
-    }
+fn find(nodes: &[node::Node], node: &str) -> Result<node::Node, CliError> {
+    let found = nodes.iter().find(|known| known.name == node || Some(known.id) == node.parse().ok());
+    found.cloned().ok_or_else(|| refused(format!("there is no node {node}; `culvert node list` shows them")))
 }
 
 async fn abandon(output: Output, store: &Store, node: &node::Node, force: bool) -> Result<(), CliError> {

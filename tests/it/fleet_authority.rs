@@ -203,6 +203,9 @@ async fn abandoned_node_is_not_waited_for() {
     let (at, node) = (&stage.fleet.hosts[1], nodes.into_iter().find(|known| known.id == node).unwrap().name);
     let unknown = fails_at(at, &["node", "abandon", "nowhere"]).await;
     assert_eq!(unknown, "culvert: there is no node nowhere; `culvert node list` shows them\n");
+    let other = at.node_id().to_string();
+    let taken = fails_at(at, &["node", "set", &other, "--name", &node]).await;
+    assert_eq!(taken, format!("culvert: --name: another node is called {node}; each name is one node's\n"));
     assert!(command_at(at, &["node", "abandon", &node]).await.contains("use --force"));
     assert_eq!(stage.start_on_the_other_device().await, "409 operation_in_progress");
     assert!(command_at(at, &["node", "abandon", &node, "--force"]).await.contains("is given up"));

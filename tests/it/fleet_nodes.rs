@@ -231,6 +231,24 @@ async fn devices_hear_that_the_host_of_a_node_has_started() {
     stage.agent().until_tunnel(&stage.api(), tunnel, "running").await;
 }
 
+/// As where that host was silent for a while.
+#[tokio::test]
+async fn devices_hear_that_the_host_of_a_node_is_heard_of_again() {
+    let stage = Stage::set().await;
+    let (tunnel, _other) = (stage.running_on(0).await, stage.running_on(1).await);
+    stage.pass_without(20, &[0]).await;
+    let store = &stage.agent().app.store;
+    let session = store.lease_of_tunnel(tunnel).await.unwrap().unwrap().session_id;
+    sessions::end_all(store, stage.ada.account_id, vec![session], EndReason::NodeShutdown).await.unwrap();
+    stage.pass_without(20, &[0]).await;
+    let taken = async || stage.agent().metric("culvert_hints_taken_total").await.unwrap_or_default();
+    let before = taken().await;
+    stage.fleet.pass(Duration::from_secs(3)).await;
+    stage.agent().until_found(async || (taken().await > before).then_some(())).await;
+    stage.device.clock.advance(Duration::from_secs(10));
+    stage.agent().until_tunnel(&stage.api(), tunnel, "running").await;
+}
+
 /// An agent that connects to another host goes on with its leases: nobody who is connected notices.
 #[tokio::test]
 async fn agent_that_goes_to_another_host_keeps_its_visitors() {

@@ -105,7 +105,7 @@ async fn start_at_a_device_is_not_decided_by_former_policies() {
     assert_eq!(host.reload().await, Ok(2));
     let failure = start_while(&url, &device, &tunnel, 99).await.unwrap_err();
     assert_eq!(failure.code.as_str(), "policy_unavailable", "{failure:?}");
-    assert_eq!(sessions().await, [Uuid::nil(); 0]);
+    assert_eq!(sessions().await, Vec::<Uuid>::new());
     run(&url, "UPDATE cluster SET policy_generation = 2").await;
     start_while(&url, &device, &tunnel, 1).await.unwrap();
     assert_eq!(host.app.service.policy_generation(), 1);
@@ -124,7 +124,7 @@ async fn start_at_a_device_is_not_decided_by_former_policies() {
     for _ in 0..3 {
         heartbeat().await;
     }
-    assert_eq!(sessions().await, [Uuid::nil(); 0]);
+    assert_eq!(sessions().await, Vec::<Uuid>::new());
     run(&url, "UPDATE cluster SET policy_generation = 1").await;
     for _ in 0..8 {
         heartbeat().await;
