@@ -126,14 +126,13 @@ impl Host {
             () = stopped => Ok(None),
         };
         if !matches!(started, Ok(Some(_)))
-            && let Some((store, host_id)) = place
+            && let Some((store, host_id, stop)) = place
         {
-            // Nobody is to wait for its nodes: the process ends.
+            // Nobody is to wait for its nodes, which end, nor does it say any longer that it is alive.
+            stop.cancel();
             let released = clock.timeout(RELEASE_WITHIN, store.release_host(host_id)).await;
             if !matches!(released, Ok(Ok(()))) {
-                tracing::warn!(
-                    "the other hosts could not be told that this one has not started; they wait for its nodes"
-                );
+                tracing::warn!("the other hosts were not told that this one has not started: they wait for its nodes");
             }
         }
         started
@@ -144,7 +143,7 @@ impl Host {
         config: Config,
         clock: Clock,
         ticker: Ticker,
-        place: &mut Option<(Arc<Store>, Uuid)>,
+        place: &mut Option<(Arc<Store>, Uuid, CancellationToken)>,
     ) -> std::result::Result<Self, ConfigError> {
         let lock = claim::lock_data_dir(&config)?;
         let db = database::open(&config, config.migrates()).await?;
@@ -183,7 +182,7 @@ impl Host {
         // Only a host that shares its database is to be heard of.
         let is_heard_of = store.is_on_a_server() && (ticker == Ticker::Auto || config.several_hosts);
         let claimed = claim::claim(&config, (&store, &secrets), &identities, &lock, policies.number()).await?;
-        *place = host_id.map(|host_id| (store.clone(), host_id));
+        *place = host_id.map(|host_id| (store.clone(), host_id, stop.clone()));
         let claimed = claimed.filter(|_| is_heard_of);
         let embedded = Arc::new(embedded::open(&config, identities, &store, cx).await?);
         if config.dashboard.enabled {

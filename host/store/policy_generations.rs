@@ -10,13 +10,16 @@ use super::error::DbResult;
 use super::fleet::database_time;
 use super::read::Read;
 use super::row::{Row, readable, row};
-use super::sql::sql;
+use super::sql::{Sql, sql};
 use super::{Store, Write};
 
 /// How long a generation may take to decide after it was proposed.
 const STANDS: TimeDelta = TimeDelta::minutes(2);
 /// The advisory lock of whoever adds or removes generations.
 const GENERATIONS: i64 = 0x6375_6c76_0002;
+
+/// The number of the generation that decides.
+const ACTIVE_NUMBER: Sql = sql!("SELECT policy_generation FROM cluster WHERE id = 1");
 
 /// A generation as it is kept.
 #[derive(Clone, Debug)]
@@ -137,8 +140,7 @@ impl Store {
 
     /// The number of the generation that decides; 0 before there is one.
     pub async fn active_policy_number(&self) -> Result<u64> {
-        let sql = sql!("SELECT policy_generation FROM cluster WHERE id = 1");
-        Ok((&self.db.for_liveness()).one(sql, args![]).await?.number("policy_generation")?)
+        Ok((&self.db.for_liveness()).one(ACTIVE_NUMBER, args![]).await?.number("policy_generation")?)
     }
 
     /// The generations after this one that are proposed and that this host has not loaded yet.
@@ -241,10 +243,7 @@ impl Store {
 impl Write {
     /// As [`Store::active_policy_number`]. In a transaction of a scope it is the same until the transaction ends.
     pub async fn active_policy_number(&mut self) -> Result<u64> {
-        Ok(self
-            .one(sql!("SELECT policy_generation FROM cluster WHERE id = 1"), args![])
-            .await?
-            .number("policy_generation")?)
+        Ok(self.one(ACTIVE_NUMBER, args![]).await?.number("policy_generation")?)
     }
 
     /// Waits for an advisory lock, which the transaction has to its end. On SQLite it is alone in any case.
