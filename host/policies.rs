@@ -11,7 +11,7 @@ use culvert_policy::load::chain::{ChainError, Loader, Trust};
 use culvert_policy::load::module_source::{self, Origins};
 use culvert_policy::load::module_store::ModuleStore;
 use culvert_policy::load::policies::{Generation, ModuleBytes, Policies};
-use culvert_policy::serve::generations::{self, Candidate, Generations};
+use culvert_policy::serve::generations::{self, Found, Generations};
 use culvert_policy::serve::observer::DecisionObserver;
 use culvert_policy::serve::pinned::Pinned;
 use culvert_policy::serve::records::RecordsConfig;
@@ -153,9 +153,9 @@ pub fn configured(config: &Config, store: &Store, secrets: &Secrets) -> Result<P
     let quiet = quiet(config);
     let loader = loader(&quiet, secrets, ModuleStore::reading(&module_folder(config)))?;
     let observer = Arc::new(observer(&quiet, store.clock().clone(), &mut Registry::default(), None)?);
-    let candidate = Candidate::load(&loader, &observer, &configured_policies(config))?;
-    let generation = candidate.generation.clone();
-    Ok(Generations::begin(loader, observer, candidate.numbered(generation)).pin())
+    let Found { generation, modules } = Found::find(&loader, &configured_policies(config))?;
+    let set = generations::load_kept(&loader, &observer, generation, &modules, &[]).map_err(ConfigError::whole)?;
+    Ok(Generations::begin(loader, observer, set).pin())
 }
 
 /// Has the policies of the configuration decide from the next start on, while no host runs. Returns their generation.

@@ -15,9 +15,10 @@ use std::time::Duration;
 use culvert_domain::error::{Chain, Code, Error, Result};
 use culvert_policy::load::chain::ChainError;
 use culvert_policy::load::policies::{Generation, ModuleBytes, Policies};
-use culvert_policy::serve::generations::{Candidate, Generations, KEPT, ReloadError};
+use culvert_policy::serve::generations::{Found, Generations, KEPT, ReloadError};
 use culvert_store::Store;
 use culvert_store::policy_generations::{Activation, StoredGeneration, StoredModule};
+use futures_util::future;
 use tokio::sync::{Mutex, Notify};
 use tokio_util::task::TaskTracker;
 
@@ -90,10 +91,10 @@ impl From<ChainError> for RolloutError {
 }
 
 /// The generation to propose, and the number of the one that it is to replace.
-fn next(active: Option<&Generation>, candidate: &Candidate) -> (u64, Generation) {
+fn next(active: Option<&Generation>, generation: Generation) -> (u64, Generation) {
     let earlier = active.into_iter().flat_map(|active| [active.number].into_iter().chain(active.earlier.clone()));
     let earlier = earlier.take(KEPT).collect();
-    (active.map_or(0, |active| active.number), Generation { earlier, ..candidate.generation.clone() })
+    (active.map_or(0, |active| active.number), Generation { earlier, ..generation })
 }
 
 async fn propose(
@@ -192,17 +193,41 @@ impl Service {
         let PolicyRollout { generations, proposing, .. } = &self.policies;
         let _one = proposing.lock().await;
         let active = self.active_policies().await?;
-        let mut candidate = generations.load(read).await?;
-        let (based_on, generation) = next(active.as_ref(), &candidate);
-        let modules = std::mem::take(&mut candidate.modules);
-        let number = propose(&self.store, &self.secrets, &generation, modules, 0).await?;
+        let Found { generation, modules } = generations.find(read).await?;
+        let (based_on, generation) = next(active.as_ref(), generation);
         let content = generation.content.clone();
-        generations.stage(candidate, Generation { number, ..generation });
+        let number = self.propose_and_load(generation, modules).await?;
         match self.roll_out(number, based_on).await {
             // Other hosts may have read the same at once, as where each gets a SIGHUP.
             Err(RolloutError::Overtaken) => self.overtaken_by(&content).await,
             rolled_out => rolled_out,
         }
+    }
+
+    /// Proposes a generation and has it be ready here. The other hosts load it meanwhile; where there are none, nothing is
+    /// proposed that cannot be loaded.
+    async fn propose_and_load(&self, generation: Generation, modules: Vec<ModuleBytes>) -> Result<u64, RolloutError> {
+        let generations = &self.policies.generations;
+        let load = generations.load(generation.clone(), modules.clone());
+        let propose = async {
+            let number = propose(&self.store, &self.secrets, &generation, modules, 0).await?;
+            let others: Vec<_> = self.store.policy_stages(number).await?.iter().map(|stage| stage.host_id).collect();
+            self.tell_hosts(&others).await;
+            Ok::<_, RolloutError>(number)
+        };
+        let (number, set) = if self.fleet.has_others() {
+            let (loaded, proposed) = future::join(load, propose).await;
+            let number = proposed?;
+            if loaded.is_err() {
+                self.store.withdraw_policies(number).await?;
+            }
+            (number, loaded?)
+        } else {
+            let set = load.await?;
+            (propose.await?, set)
+        };
+        generations.stage(set.of(Generation { number, ..generation }));
+        Ok(number)
     }
 
     /// The generation that was faster, if it consists of the same.
@@ -242,7 +267,8 @@ impl Service {
         let generations = &self.policies.generations;
         let known = generations.knows(&generation);
         let modules = if known { Vec::new() } else { kept_modules(&self.store, &generation).await? };
-        Ok(generations.stage_kept(generation, modules).await?)
+        generations.stage(generations.load(generation, modules).await?);
+        Ok(())
     }
 
     /// Has a generation that is ready here decide everywhere, or nowhere.
@@ -328,6 +354,8 @@ impl Service {
         for number in self.store.proposed_policies(active).await? {
             match self.store.policy_generation(number).await? {
                 Some(trial) if trial.is_trial => trials.push(trial),
+                // Whoever proposes loads it as well.
+                Some(own) if own.proposed_by == self.store.host_id() => {}
                 Some(proposed) => self.prepare(proposed).await?,
                 None => {}
             }

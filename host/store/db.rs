@@ -1,6 +1,6 @@
 //! The two database engines, SQLite and PostgreSQL, behind one SQL text. Outside of this
-//! file, only `arg.rs`, `row.rs`, `sql.rs`, `schema.rs`, `assignments.rs` and `postgres_bus.rs` depend on which engine is in
-//! use.
+//! file, only `arg.rs`, `row.rs`, `sql.rs`, `schema.rs`, `assignments.rs`, `postgres_bus.rs` and `postgres_pool.rs` depend on
+//! which engine is in use.
 //!
 //! Statements bind `$1`, `$2`, … and rows are read by column name. The engines differ in how a
 //! transaction begins and how a row is locked.
@@ -10,11 +10,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgConnectOptions, PgSslMode};
-use sqlx::postgres::{PgPoolOptions, PgRow};
+use sqlx::postgres::{PgConnectOptions, PgRow, PgSslMode};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool, Postgres, SqlitePool};
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, SqlitePool};
 
 use uuid::Uuid;
 
@@ -22,6 +20,7 @@ use crate::arg::{Arg, args, check, postgres_ids, query, sqlite_ids};
 use crate::audit_heads::Appender;
 use crate::error::DbResult;
 use crate::group_commit::{Member, Writer};
+use crate::postgres_pool::{AtTheEnd, Lent, PING_WAIT, POOL_WAIT, PostgresPool};
 use crate::read::{Execute, Read, sqlite_rows};
 use crate::row::Row;
 use crate::sql::{Sql, sql};
@@ -29,35 +28,31 @@ use crate::statements::{PartOf, count};
 
 /// How long a transaction waits for a lock that another one holds.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
-/// How long a request waits for a connection of the pool.
-pub(crate) const POOL_WAIT: Duration = Duration::from_secs(5);
 /// How long PostgreSQL lets a statement run (`statement_timeout`). This program itself waits one second
 /// longer ([`ANSWER_WAIT`]), for a server that does not answer at all.
 const STATEMENT_WAIT: Duration = Duration::from_secs(7);
 const ANSWER_WAIT: Duration = Duration::from_secs(8);
 /// How long PostgreSQL keeps a transaction open without receiving a statement.
 const IDLE_IN_TRANSACTION: Duration = Duration::from_secs(5);
-/// How long a connection may take to answer a ping.
-const PING_WAIT: Duration = Duration::from_secs(1);
 /// Size in bytes to which SQLite truncates its write-ahead log (64 MiB).
 const JOURNAL_BYTES: &str = "67108864";
 /// Pages of SQLite's write-ahead log after which they are written to the database (32 MiB). A page that changes often is
 /// written there once, so that fewer such moments are less work.
 const CHECKPOINT_PAGES: &str = "8192";
 const READERS: u32 = 4;
-const CONNECTIONS: u32 = 16;
-const LIVENESS_CONNECTIONS: u32 = 4;
+const CONNECTIONS: usize = 16;
+const LIVENESS_CONNECTIONS: usize = 4;
 
 #[derive(Clone)]
 pub enum Db {
     /// SQLite allows one writer at a time, so one connection writes and the others are read-only.
     Sqlite { write: Writer, read: SqlitePool },
     Postgres {
-        pool: PgPool,
+        pool: PostgresPool,
         /// What is alive is recorded by connections that nothing else uses.
-        liveness: PgPool,
+        liveness: PostgresPool,
         /// Counts requests, without waiting for the disk: after a crash of the server, a second of counts may be missing.
-        counting: PgPool,
+        counting: PostgresPool,
         /// Options without the statement timeouts: migrations may take longer.
         unbounded: Arc<PgConnectOptions>,
     },
@@ -130,24 +125,16 @@ impl Db {
 
 /// A PostgreSQL transaction. Its connection returns to the pool only after a successful commit or rollback.
 pub struct PostgresTx {
-    connection: PoolConnection<Postgres>,
-    ended: bool,
-}
-
-impl Drop for PostgresTx {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.connection.close_on_drop();
-        }
-    }
+    connection: Lent,
 }
 
 impl PostgresTx {
     /// `BEGIN` and the lock go in one message. `FOR NO KEY UPDATE` does not block transactions that only check a foreign
     /// key to the scope: one that holds an endpoint's row and changes that row twice makes PostgreSQL do such a check. What is
     /// read after the lock on decisions shows the generation of the policies that decides until the transaction ends.
-    async fn begin(pool: &PgPool, scope_id: Option<Uuid>) -> DbResult<Self> {
-        let mut tx = Self { connection: pool.acquire().await?, ended: false };
+    async fn begin(pool: &PostgresPool, scope_id: Option<Uuid>) -> DbResult<Self> {
+        let mut tx = Self { connection: pool.lend().await? };
+        tx.connection.at_the_end(AtTheEnd::Close);
         let begin = match scope_id {
             Some(scope_id) => format!(
                 "BEGIN; SELECT pg_advisory_xact_lock_shared({DECISIONS}); \
@@ -161,7 +148,7 @@ impl PostgresTx {
 
     async fn end(mut self, how: &'static str) -> DbResult<()> {
         bounded(self.connection.execute(how)).await?;
-        self.ended = true;
+        self.connection.at_the_end(AtTheEnd::Keep);
         Ok(())
     }
 }
@@ -176,34 +163,12 @@ pub(crate) async fn bounded<T>(statement: impl Future<Output = DbResult<T, sqlx:
     answered.unwrap_or_else(|_| Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()))
 }
 
-/// Whether a connection answers a ping within [`PING_WAIT`].
-#[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
-async fn is_alive(connection: &mut PgConnection) -> bool {
-    tokio::time::timeout(PING_WAIT, connection.ping()).await.is_ok_and(|pinged| pinged.is_ok())
-}
-
-/// Whether any further statement on the same connection would fail too. That is so if the connection is
-/// broken (SQLSTATE class 08), or its server has become a standby (25006), is shutting down or has ended
-/// the database session (57P01 to 57P05).
-fn is_unfit(error: &sqlx::Error) -> bool {
-    match error {
-        sqlx::Error::Database(error) => {
-            let unfit = |code: &str| code == "25006" || code.starts_with("08") || code.starts_with("57P");
-            error.code().is_some_and(|code| unfit(&code))
-        }
-        sqlx::Error::Io(_) | sqlx::Error::Protocol(_) => true,
-        _ => false,
-    }
-}
-
-/// Runs a query outside of a transaction and closes the connection if it is unfit for another query.
+/// Runs a query outside of a transaction.
 macro_rules! on_pool {
     ($pool:expr, $query:expr, $fetch:ident) => {{
-        let mut connection = $pool.acquire().await?;
+        let mut connection = $pool.lend().await?;
         let answered = bounded($query.$fetch(&mut *connection)).await;
-        if answered.as_ref().err().is_some_and(is_unfit) {
-            connection.close_on_drop();
-        }
+        connection.answered(&answered);
         answered?
     }};
 }
@@ -235,24 +200,10 @@ async fn open_postgres(url: &str) -> DbResult<Db, sqlx::Error> {
         ("jit", "off".into()),
     ];
     let options = unbounded.clone().options(settings);
-    let pool = |most| {
-        PgPoolOptions::new()
-            .max_connections(most)
-            .acquire_timeout(POOL_WAIT)
-            .test_before_acquire(false)
-            .before_acquire(|connection, about| {
-                // A connection that was idle for less than a second is not pinged again.
-                let is_fresh = about.idle_for < PING_WAIT;
-                Box::pin(async move { Ok(is_fresh || is_alive(connection).await) })
-            })
-            .after_release(|connection, _| Box::pin(async move { Ok(is_alive(connection).await) }))
-    };
-    let liveness = pool(LIVENESS_CONNECTIONS).connect_lazy_with(options.clone());
-    // Its statements are never given up half-way, so that nothing has to be looked at after each.
-    let counting = pool(1)
-        .after_release(|_, _| Box::pin(async { Ok(true) }))
-        .connect_lazy_with(options.clone().options([("synchronous_commit", "off")]));
-    let pool = pool(CONNECTIONS).connect_with(options).await?;
+    let liveness = PostgresPool::new(options.clone(), LIVENESS_CONNECTIONS)?;
+    let counting = PostgresPool::new(options.clone().options([("synchronous_commit", "off")]), 1)?;
+    let pool = PostgresPool::new(options, CONNECTIONS)?;
+    pool.lend().await?;
     Ok(Db::Postgres { pool, liveness, counting, unbounded: Arc::new(unbounded) })
 }
 

@@ -47,6 +47,7 @@ pub mod passkeys;
 pub mod policy_generations;
 pub mod ports;
 pub mod postgres_bus;
+mod postgres_pool;
 pub mod presence;
 mod profiles;
 mod prune;

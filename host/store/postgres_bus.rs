@@ -1,14 +1,14 @@
 //! How hosts on one PostgreSQL tell each other that there is something to look at: LISTEN and NOTIFY. A notification that is
 //! lost costs a second: each host looks that often by itself.
 
-use sqlx::PgPool;
 use sqlx::postgres::{PgListener, PgNotification, PgPoolOptions};
 use uuid::Uuid;
 
 use super::Store;
 use super::arg::args;
-use super::db::{Db, POOL_WAIT, bounded};
+use super::db::{Db, bounded};
 use super::error::{DbResult, StoreError};
+use super::postgres_pool::{POOL_WAIT, PostgresPool};
 use super::read::Read;
 use super::row::Row;
 use super::sql::by_ids;
@@ -92,11 +92,14 @@ impl Store {
     }
 }
 
-async fn notify(pool: &PgPool, messages: Vec<(String, String)>) -> DbResult<()> {
+async fn notify(pool: &PostgresPool, messages: Vec<(String, String)>) -> DbResult<()> {
     count(PartOf::Nothing);
     let (channels, words): (Vec<String>, Vec<String>) = messages.into_iter().unzip();
     let notify = sqlx::query("SELECT pg_notify(channel, word) FROM unnest($1, $2) AS message (channel, word)");
-    bounded(notify.bind(channels).bind(words).execute(pool)).await?;
+    let mut connection = pool.lend().await?;
+    let answered = bounded(notify.bind(channels).bind(words).execute(&mut *connection)).await;
+    connection.answered(&answered);
+    answered?;
     Ok(())
 }
 

@@ -133,6 +133,22 @@ macro_rules! count_requests {
     };
 }
 
+/// Counts requests of one key if its windows run and have all of them left.
+macro_rules! count_requests_of_one {
+    ($now:expr) => {
+        concat!(
+            "UPDATE rate_windows r SET minute_count = r.minute_count + $2, day_count = r.day_count + $2 \
+             FROM (SELECT ",
+            $now,
+            " AS now OFFSET 0) t \
+             WHERE r.api_key_id = $1 AND r.minute_count + $2 <= $3 AND r.day_count + $2 <= $4 \
+                 AND t.now - r.minute_start BETWEEN -60000000 AND 59999999 \
+                 AND t.now - r.day_start BETWEEN -60000000 AND 86399999999 \
+             RETURNING r.minute_start, r.minute_count, r.day_start, r.day_count, $2 AS admitted, t.now"
+        )
+    };
+}
+
 pub const MINUTE: TimeDelta = TimeDelta::minutes(1);
 pub const DAY: TimeDelta = TimeDelta::days(1);
 
@@ -147,11 +163,25 @@ impl Store {
     /// Counts requests of keys, each key once, in the order of their ids, in which all hosts lock them. A key that is missing in
     /// the answer has no windows.
     pub async fn count_requests(&self, asked: &[(Uuid, usize)], limits: Limits) -> Result<BTreeMap<Uuid, Counted>> {
+        if let &[(key_id, requests)] = asked
+            && let Some(counted) = self.count_requests_of_one(key_id, requests, limits).await?
+        {
+            return Ok(BTreeMap::from([(key_id, counted)]));
+        }
         let sql = sql!(postgres: count_requests!(database_time!("$4")));
         let keys = serde_json::to_string(asked).map_err(Error::internal)?;
         let args = args![&keys, limits.per_minute, limits.per_day, self.clock.database_time()];
         let rows = (&self.db.for_counting()).all(sql, args).await?;
         Ok(rows.iter().map(|row| Ok((row.id("api_key_id")?, counted(row)?))).collect::<DbResult<_>>()?)
+    }
+
+    /// The same for one key, by a statement that costs half as much; none if its windows have ended or have too little left.
+    async fn count_requests_of_one(&self, key_id: Uuid, requests: usize, limits: Limits) -> Result<Option<Counted>> {
+        let sql = sql!(postgres: count_requests_of_one!(database_time!("$5")));
+        let requests = i64::try_from(requests).map_err(Error::internal)?;
+        let args = args![key_id, requests, limits.per_minute, limits.per_day, self.clock.database_time()];
+        let mut rows = (&self.db.for_counting()).all(sql, args).await?;
+        Ok(rows.pop().as_ref().map(counted).transpose()?)
     }
 
     /// Makes the windows of keys that exist and have none. They have ended, so that the first request begins them.

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use sqlx::error::DatabaseError;
 use sqlx::migrate::{AppliedMigration, Migrate, MigrateError, Migrator};
-use sqlx::pool::PoolConnection;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection as _, PgConnection};
 
@@ -49,8 +48,8 @@ impl Db {
             return Ok(Schema::Empty);
         }
         let (migrator, applied) = match self {
-            Self::Sqlite { write, .. } => (&*migrations::SQLITE, applied(write.pool().acquire().await?).await?),
-            Self::Postgres { pool, .. } => (&*migrations::POSTGRES, applied(pool.acquire().await?).await?),
+            Self::Sqlite { write, .. } => (&*migrations::SQLITE, applied(&mut *write.pool().acquire().await?).await?),
+            Self::Postgres { pool, .. } => (&*migrations::POSTGRES, applied(&mut *pool.lend().await?).await?),
         };
         Ok(match compare(migrator, &applied) {
             Comparison::Known(schema) => schema,
@@ -90,10 +89,7 @@ fn compare(migrator: &Migrator, applied: &[AppliedMigration]) -> Comparison {
 }
 
 /// The migrations that were applied to a database.
-async fn applied<D: sqlx::Database>(mut connection: PoolConnection<D>) -> DbResult<Vec<AppliedMigration>, sqlx::Error>
-where
-    D::Connection: Migrate,
-{
+async fn applied(connection: &mut impl Migrate) -> DbResult<Vec<AppliedMigration>, sqlx::Error> {
     let applied = connection.list_applied_migrations("_sqlx_migrations").await;
     applied.map_err(|error| sqlx::Error::Migrate(Box::new(error)))
 }

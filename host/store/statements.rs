@@ -52,6 +52,11 @@ pub async fn counted<F: Future>(request: F) -> (F::Output, Arc<StatementCounts>)
     (output, counts)
 }
 
+/// A future of which nothing counts for the request that runs it: it is for others as well.
+pub fn for_no_request<F: Future>(work: F) -> impl Future<Output = F::Output> {
+    OF_REQUEST.scope(Arc::default(), work)
+}
+
 /// A future that counts for the request that makes it, in whichever task it runs.
 pub(crate) fn for_this_request<F: Future>(work: F) -> impl Future<Output = F::Output> {
     let counts = OF_REQUEST.try_with(Arc::clone).ok();

@@ -221,6 +221,24 @@ async fn policies_that_one_host_cannot_load_decide_nowhere() {
     assert_eq!(creates(hosts, &key).await, everywhere("201", "4"));
 }
 
+/// What the host cannot load that was asked is told as at a single host, whether others have begun to load it or not, and is
+/// forgotten.
+#[tokio::test]
+async fn policies_that_no_host_can_load_decide_nowhere() {
+    let (fleet, key) = three_hosts().await;
+    let hosts = &fleet.hosts;
+    hosts[0].configure(&(shipped() + "settings = { reserved_subdomains = 1 }\n"));
+    let problem = hosts[0].reload().await.unwrap_err();
+    assert!(problem.starts_with("policy[2].settings.reserved_subdomains"), "{problem}");
+    assert_eq!(hosts[0].policy_status().await["last_failure"]["problem"], problem.as_str());
+    let generations = "SELECT CAST(number AS TEXT) AS text FROM policy_generations";
+    assert_eq!(texts_of(&hosts[0].config().database_url(), generations).await, ["1"]);
+    assert_eq!(creates(hosts, &key).await, everywhere("201", "1"));
+    hosts[0].configure(&shipped());
+    assert_eq!(hosts[0].reload().await, Ok(3));
+    assert_eq!(creates(hosts, &key).await, everywhere("201", "3"));
+}
+
 /// A host that was away while others have loaded policies decides nothing by its old ones, from its first request on.
 #[tokio::test]
 async fn host_that_was_away_permits_nothing_by_older_policies() {

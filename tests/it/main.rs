@@ -65,6 +65,7 @@ mod fleet_requests;
 mod fleet_stops;
 mod foreground;
 mod generated;
+mod gone_clients;
 mod group_commit;
 mod growth;
 mod guards;

@@ -32,7 +32,7 @@ impl Plan {
     pub(crate) async fn run(self, config: &Config, output: Output) -> Result<(), CliError> {
         let progress = Progress::of("loading and comparing");
         let loader = loader(config, config.trust)?;
-        let (loaded, modules) = loader.load_from(Source::Configured, &config.policy).map_err(refused)?;
+        let (loaded, modules) = loader.load_from(Source::Configured, &config.policy, &[]).map_err(refused)?;
         let running = admin_client::answer(config, Method::GET, "policies").await.ok().and_then(Result::ok);
         let running = running.and_then(|status| Vec::<PlannedModule>::deserialize(&status["modules"]).ok());
         let hosts = if self.records.is_none() { at_hosts(config, modules).await? } else { Vec::new() };

@@ -10,7 +10,7 @@ use crate::engine::engines::{MEMORY_LIMIT, TABLE_ELEMENTS, TICK};
 use crate::engine::notes::Notes;
 
 /// The limits of one call.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// In wall-clock time; of a patient store in processor time.
     pub deadline: Duration,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use culvert_wire::clock::Clock;
+use sha2::{Digest, Sha256};
 
 use crate::engine::engines::{Engines, MEMORY_LIMIT};
 use crate::engine::kind::Kind;
@@ -59,6 +60,15 @@ pub struct Loaded {
     pub is_signed: bool,
 }
 
+impl Loaded {
+    /// Whether it is what loading this entry leads to, with the module of this digest.
+    fn is(&self, digest: &str, entry: &PolicyConfig) -> bool {
+        self.module.digest == digest
+            && (self.entry.kind, self.entry.limits(), &self.entry.settings)
+                == (entry.kind, entry.limits(), &entry.settings)
+    }
+}
+
 /// What loading a chain needs.
 pub struct Loader {
     pub engines: Engines,
@@ -79,10 +89,24 @@ impl Loader {
     /// If an entry is invalid or of another kind than its module, a kind has no module that decides, or a module cannot
     /// be loaded or fails its own cases.
     pub fn load(&self, chain: &[PolicyConfig]) -> Result<Vec<Loaded>, ChainError> {
-        Ok(self.load_from(Source::Configured, chain)?.0)
+        Ok(self.load_from(Source::Configured, chain, &[])?.0)
     }
 
-    /// As [`Loader::load`], with the modules to keep.
+    /// Finds the modules of every entry, where the entries say, without loading them.
+    ///
+    /// # Errors
+    ///
+    /// If an entry is invalid, a kind has no module that decides, or a module is not found or not signed as this host wants it.
+    pub fn find(&self, chain: &[PolicyConfig]) -> Result<Vec<ModuleBytes>, ChainError> {
+        check(chain)?;
+        in_parallel(chain, |index, entry| {
+            let Sourced { wasm, signature } = self.sourced(Source::Configured, index, entry)?;
+            Ok(ModuleBytes { sha256: sha256(&wasm), wasm, signature })
+        })
+    }
+
+    /// As [`Loader::load`], with the modules to keep. One that was loaded before with the same settings and limits is not loaded
+    /// again.
     ///
     /// # Errors
     ///
@@ -91,71 +115,61 @@ impl Loader {
         &self,
         source: Source<'_>,
         chain: &[PolicyConfig],
+        known: &[Loaded],
     ) -> Result<(Vec<Loaded>, Vec<ModuleBytes>), ChainError> {
-        let decides = |kind| chain.iter().any(|entry| entry.kind == kind && entry.mode == Mode::Enforce);
-        if let Some(missing) = Kind::ALL.into_iter().find(|kind| !decides(*kind)) {
-            return Err(ChainError::Missing(missing));
-        }
-        for (index, entry) in chain.iter().enumerate() {
-            let same = |other: &PolicyConfig| {
-                (other.kind, &other.module, other.mode, &other.settings)
-                    == (entry.kind, &entry.module, entry.mode, &entry.settings)
-            };
-            if let Some(first) = chain[..index].iter().position(same) {
-                let problem =
-                    format!("is the module of policy[{first}], with the same settings; leave one of them out");
-                return Err(ChainError::Entry { index, field: "module", problem });
-            }
-        }
-        // In parallel, because a module is compiled by one thread most of the time, and by several only
-        // at times.
-        let loaded = std::thread::scope(|scope| {
-            let load = |(index, entry)| scope.spawn(move || self.entry(source, index, entry));
-            let loading: Vec<_> = chain.iter().enumerate().map(load).collect();
-            let loaded = loading.into_iter().map(|entry| {
-                entry
-                    .join()
-                    .unwrap_or_else(|_| Err(ChainError::Engine("a thread that loaded a module panicked".into())))
-            });
-            loaded.collect::<Result<Vec<_>, _>>()
+        check(chain)?;
+        let loaded = in_parallel(chain, |index, entry| {
+            let Sourced { wasm, signature } = self.sourced(source, index, entry)?;
+            self.entry(index, entry, wasm, signature, known)
         });
         memory::give_back();
         Ok(loaded?.into_iter().unzip())
     }
 
-    fn entry(
-        &self,
-        source: Source<'_>,
-        index: usize,
-        entry: &PolicyConfig,
-    ) -> Result<(Loaded, ModuleBytes), ChainError> {
-        let load = |error| match error {
-            LoadError::Settings(mut problems) if problems.len() == 1 => {
-                ChainError::Settings { index, problem: problems.remove(0) }
-            }
-            error => ChainError::Load { index, module: entry.module.clone(), error },
-        };
+    fn sourced(&self, source: Source<'_>, index: usize, entry: &PolicyConfig) -> Result<Sourced, ChainError> {
         let sourced = Self::check_limits(entry).and_then(|()| match source {
             Source::Configured => Sourced::find(&self.places(), entry),
             Source::Given(modules) => Sourced::find_given(&self.places(), modules, entry),
         });
-        let Sourced { wasm, signature } =
-            sourced.map_err(|(field, problem)| ChainError::Entry { index, field, problem })?;
-        component::check_memory(&wasm, entry.limits()).map_err(load)?;
-        let module = Module::read(&self.engines, &self.artefacts, wasm, Some(entry.kind)).map_err(load)?;
-        if module.kind != entry.kind {
-            return Err(load(LoadError::World { wanted: entry.kind, exported: Some(module.kind) }));
-        }
-        let configured = module.configure(&self.engines, &self.artefacts, &entry.settings, entry.limits());
-        let mut configured = configured.map_err(load)?;
-        configured.artefacts.push(self.self_test(&module, entry.limits()).map_err(load)?);
+        sourced.map_err(|(field, problem)| ChainError::Entry { index, field, problem })
+    }
+
+    fn entry(
+        &self,
+        index: usize,
+        entry: &PolicyConfig,
+        wasm: Vec<u8>,
+        signature: Option<Vec<u8>>,
+        known: &[Loaded],
+    ) -> Result<(Loaded, ModuleBytes), ChainError> {
+        let digest = sha256(&wasm);
+        let (module, wasm) = match known.iter().find(|known| known.is(&digest, entry)) {
+            Some(known) => (known.module.clone(), wasm),
+            None => self.configured(entry, wasm).map_err(|error| match error {
+                LoadError::Settings(mut problems) if problems.len() == 1 => {
+                    ChainError::Settings { index, problem: problems.remove(0) }
+                }
+                error => ChainError::Load { index, module: entry.module.clone(), error },
+            })?,
+        };
         let is_built_in = entry.module.starts_with(bundle::PREFIX);
         if !is_built_in {
-            self.modules.keep(&module.digest, &module.wasm, signature.as_deref());
+            self.modules.keep(&digest, &wasm, signature.as_deref());
         }
         let is_signed = !is_built_in && self.origins.trusted.is_some();
-        let kept = ModuleBytes { sha256: module.digest, wasm: module.wasm, signature };
-        Ok((Loaded { entry: entry.clone(), module: Arc::new(configured), is_signed }, kept))
+        Ok((Loaded { entry: entry.clone(), module, is_signed }, ModuleBytes { sha256: digest, wasm, signature }))
+    }
+
+    /// Compiles, configures and tests the module of an entry.
+    fn configured(&self, entry: &PolicyConfig, wasm: Vec<u8>) -> Result<(Arc<Configured>, Vec<u8>), LoadError> {
+        component::check_memory(&wasm, entry.limits())?;
+        let module = Module::read(&self.engines, &self.artefacts, wasm, Some(entry.kind))?;
+        if module.kind != entry.kind {
+            return Err(LoadError::World { wanted: entry.kind, exported: Some(module.kind) });
+        }
+        let mut configured = module.configure(&self.engines, &self.artefacts, &entry.settings, entry.limits())?;
+        configured.artefacts.push(self.self_test(&module, entry.limits())?);
+        Ok((Arc::new(configured), module.wasm))
     }
 
     /// Runs the cases that a module contains, with the limits of its entry. Cases that passed with
@@ -201,4 +215,41 @@ impl Loader {
         }
         Ok(())
     }
+}
+
+/// Whether a module of each kind decides, and none does twice.
+fn check(chain: &[PolicyConfig]) -> Result<(), ChainError> {
+    let decides = |kind| chain.iter().any(|entry| entry.kind == kind && entry.mode == Mode::Enforce);
+    if let Some(missing) = Kind::ALL.into_iter().find(|kind| !decides(*kind)) {
+        return Err(ChainError::Missing(missing));
+    }
+    for (index, entry) in chain.iter().enumerate() {
+        let same = |other: &PolicyConfig| {
+            (other.kind, &other.module, other.mode, &other.settings)
+                == (entry.kind, &entry.module, entry.mode, &entry.settings)
+        };
+        if let Some(first) = chain[..index].iter().position(same) {
+            let problem = format!("is the module of policy[{first}], with the same settings; leave one of them out");
+            return Err(ChainError::Entry { index, field: "module", problem });
+        }
+    }
+    Ok(())
+}
+
+/// In parallel, because a module is compiled by one thread most of the time, and by several only at times.
+fn in_parallel<T: Send>(
+    chain: &[PolicyConfig],
+    load: impl Fn(usize, &PolicyConfig) -> Result<T, ChainError> + Sync,
+) -> Result<Vec<T>, ChainError> {
+    let load = &load;
+    std::thread::scope(|scope| {
+        let loading: Vec<_> =
+            chain.iter().enumerate().map(|(index, entry)| scope.spawn(move || load(index, entry))).collect();
+        let panicked = |_| Err(ChainError::Engine("a thread that loaded a module panicked".into()));
+        loading.into_iter().map(|entry| entry.join().unwrap_or_else(panicked)).collect()
+    })
+}
+
+fn sha256(wasm: &[u8]) -> String {
+    hex::encode(Sha256::digest(wasm))
 }

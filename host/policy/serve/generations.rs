@@ -61,29 +61,21 @@ pub struct Tried {
     pub modules: Vec<ModuleBytes>,
 }
 
-/// A set that was loaded and has no number yet.
-pub struct Candidate {
-    set: PolicySet,
-    /// What to keep of it.
+/// The policies of a configuration, which were found and are not loaded.
+pub struct Found {
+    /// It has no number yet.
     pub generation: Generation,
     pub modules: Vec<ModuleBytes>,
 }
 
-impl Candidate {
-    /// Loads the policies of a configuration.
-    ///
+impl Found {
     /// # Errors
     ///
-    /// Where a module cannot be loaded: one line that names the entry and what to do.
-    pub fn load(loader: &Loader, observer: &Arc<DecisionObserver>, policies: &Policies) -> Result<Self, ChainError> {
-        let (loaded, modules) = loader.load_from(Source::Configured, &policies.entries)?;
+    /// Where a module is not found: one line that names the entry and what to do.
+    pub fn find(loader: &Loader, policies: &Policies) -> Result<Self, ChainError> {
+        let modules = loader.find(&policies.entries)?;
         let generation = policies.of(&modules).map_err(|error| ChainError::Engine(error.to_string()))?;
-        Ok(Self { set: assemble(loader, observer, loaded, &policies.default_plan)?, generation, modules })
-    }
-
-    /// The set, as this generation.
-    pub fn numbered(self, generation: Generation) -> PolicySet {
-        self.set.of(generation)
+        Ok(Self { generation, modules })
     }
 }
 
@@ -129,24 +121,23 @@ impl Generations {
         self.current.load().generation.number
     }
 
-    /// Reads the configuration and loads its policies. They decide nothing yet.
+    /// Reads the configuration and finds its policies.
     ///
     /// # Errors
     ///
-    /// Where they cannot be loaded, in one line.
-    pub async fn load<E>(
+    /// Where they are not found, in one line.
+    pub async fn find<E>(
         &self,
         read: impl FnOnce() -> Result<Policies, E> + Send + 'static,
-    ) -> Result<Candidate, ReloadError>
+    ) -> Result<Found, ReloadError>
     where
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let observer = self.observer.clone();
-        self.in_background(move |loader| {
+        let found = self.in_background(move |loader| {
             let policies = read().map_err(|error| ReloadError::Configuration(error.into()))?;
-            Ok(Candidate::load(loader, &observer, &policies)?)
-        })
-        .await
+            Ok(Found::find(loader, &policies)?)
+        });
+        found.await
     }
 
     /// Loads policies without putting them into use, from these modules if they are given, and looks at them. Nothing is kept of
@@ -165,10 +156,11 @@ impl Generations {
         T: Send + 'static,
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
+        let known = self.known();
         let tried = self.in_background(move |loader| {
             let policies = read().map_err(|error| ReloadError::Configuration(error.into()))?;
             let source = given.as_deref().map_or(Source::Configured, Source::Given);
-            let (loaded, modules) = loader.load_from(source, &policies.entries)?;
+            let (loaded, modules) = loader.load_from(source, &policies.entries, &known)?;
             Ok(Tried { policies, loaded, modules })
         });
         let looked = match tried.await {
@@ -195,11 +187,6 @@ impl Generations {
         loaded.await.unwrap_or_else(|panic| Err(ReloadError::Panicked(panic)))
     }
 
-    /// Has a loaded set be ready to decide, as a generation.
-    pub fn stage(&self, candidate: Candidate, generation: Generation) {
-        self.hold_ready(candidate.numbered(generation));
-    }
-
     /// Whether a generation is ready, or decides.
     pub fn is_ready(&self, number: u64) -> bool {
         self.number() == number || self.history().ready.iter().any(|set| set.generation.number == number)
@@ -210,30 +197,37 @@ impl Generations {
         self.with_content(&generation.content).is_some()
     }
 
-    /// Has a generation be ready to decide. What was loaded before is not loaded again.
+    /// Loads the set of a generation, which decides nothing yet. What was loaded before is not loaded again.
     ///
     /// # Errors
     ///
     /// Where it cannot be loaded, in one line.
-    pub async fn stage_kept(&self, generation: Generation, modules: Vec<ModuleBytes>) -> Result<(), ReloadError> {
+    pub async fn load(&self, generation: Generation, modules: Vec<ModuleBytes>) -> Result<PolicySet, ReloadError> {
         let observer = self.observer.clone();
-        let set = match self.with_content(&generation.content) {
-            Some(known) => {
-                assemble(&self.loader, &observer, known.modules().to_vec(), &known.default_plan)?.of(generation)
-            }
-            None => self.in_background(move |loader| load_kept(loader, &observer, generation, &modules)).await?,
-        };
-        self.hold_ready(set);
-        Ok(())
+        if let Some(same) = self.with_content(&generation.content) {
+            let set = assemble(&self.loader, &observer, same.modules().to_vec(), &same.default_plan)?;
+            return Ok(set.of(generation));
+        }
+        let known = self.known();
+        self.in_background(move |loader| load_kept(loader, &observer, generation, &modules, &known)).await
     }
 
     fn with_content(&self, content: &str) -> Option<Arc<PolicySet>> {
-        let (current, history) = (self.current(), self.history());
-        let mut known = history.ready.iter().chain(&history.earlier).chain([&current]);
-        known.find(|set| set.generation.content == content).cloned()
+        self.sets().into_iter().find(|set| set.generation.content == content)
     }
 
-    fn hold_ready(&self, set: PolicySet) {
+    /// The modules of all sets.
+    fn known(&self) -> Vec<Loaded> {
+        self.sets().iter().flat_map(|set| set.modules().to_vec()).collect()
+    }
+
+    fn sets(&self) -> Vec<Arc<PolicySet>> {
+        let (current, history) = (self.current(), self.history());
+        history.ready.iter().chain(&history.earlier).chain([&current]).cloned().collect()
+    }
+
+    /// Has a loaded set be ready to decide.
+    pub fn stage(&self, set: PolicySet) {
         let mut history = self.history();
         history.ready.push(Arc::new(set));
         let surplus = history.ready.len().saturating_sub(READY);
@@ -310,7 +304,7 @@ impl Generations {
     }
 }
 
-/// Loads the set of a generation from its modules.
+/// Loads the set of a generation from its modules. Those that are known are not loaded again.
 ///
 /// # Errors
 ///
@@ -320,9 +314,10 @@ pub fn load_kept(
     observer: &Arc<DecisionObserver>,
     generation: Generation,
     modules: &[ModuleBytes],
+    known: &[Loaded],
 ) -> Result<PolicySet, ReloadError> {
     let policies = generation.policies().map_err(|error| ReloadError::Content(generation.number, error))?;
-    let (loaded, _) = loader.load_from(Source::Given(modules), &policies.entries)?;
+    let (loaded, _) = loader.load_from(Source::Given(modules), &policies.entries, known)?;
     Ok(assemble(loader, observer, loaded, &policies.default_plan)?.of(generation))
 }
 

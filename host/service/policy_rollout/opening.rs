@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use culvert_policy::load::chain::Loader;
 use culvert_policy::load::policies::{Generation, Policies};
-use culvert_policy::serve::generations::{self, Candidate, Generations};
+use culvert_policy::serve::generations::{self, Found, Generations};
 use culvert_policy::serve::live::PolicySet;
 use culvert_policy::serve::observer::DecisionObserver;
 use culvert_store::Store;
@@ -47,7 +47,7 @@ impl Opening<'_> {
                         );
                     }
                     let modules = kept_modules(self.store, &active).await?;
-                    match generations::load_kept(&loader, &observer, active.clone(), &modules) {
+                    match generations::load_kept(&loader, &observer, active.clone(), &modules, &[]) {
                         Ok(first) => return Ok(Generations::begin(loader, observer, first)),
                         // What the host trusts has changed, perhaps, and so has the file of a signature.
                         Err(_) if !self.store.is_on_a_server() && !active.is_rollback => Some(active),
@@ -74,12 +74,12 @@ impl Opening<'_> {
         observer: &Arc<DecisionObserver>,
         active: Option<&Generation>,
     ) -> Result<Option<PolicySet>, RolloutError> {
-        let mut candidate = Candidate::load(loader, observer, self.configured)?;
-        let (based_on, generation) = next(active, &candidate);
-        let modules = std::mem::take(&mut candidate.modules);
+        let Found { generation, modules } = Found::find(loader, self.configured)?;
+        let (based_on, generation) = next(active, generation);
+        let set = generations::load_kept(loader, observer, generation.clone(), &modules, &[])?;
         let number = propose(self.store, self.secrets, &generation, modules, self.first_number).await?;
         if self.store.activate_policies(number, based_on).await? == Activation::Active {
-            return Ok(Some(candidate.numbered(Generation { number, ..generation })));
+            return Ok(Some(set.of(Generation { number, ..generation })));
         }
         self.store.withdraw_policies(number).await?;
         Ok(None)
@@ -124,6 +124,6 @@ pub async fn active(
     let generation = authentic(secrets, stored)?;
     let modules = kept_modules(store, &generation).await?;
     let observer = Arc::new(observer);
-    let first = generations::load_kept(&loader, &observer, generation, &modules)?;
+    let first = generations::load_kept(&loader, &observer, generation, &modules, &[])?;
     Ok(Some(Generations::begin(loader, observer, first)))
 }

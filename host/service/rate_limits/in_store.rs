@@ -9,6 +9,9 @@ use chrono::{DateTime, Utc};
 use culvert_domain::error::{Chain, Code, Error, Result};
 use culvert_store::Store;
 use culvert_store::rate::{Counted, Limits, Windows};
+use culvert_store::statements::for_no_request;
+use futures_util::FutureExt;
+use futures_util::future::{self, BoxFuture, Either};
 use hashlink::LruCache;
 use tokio::sync::oneshot;
 use uuid::Uuid;
@@ -20,6 +23,10 @@ const MAX_FULL: usize = 100_000;
 
 /// How long before the end of a full window the store is asked again.
 const NEAR_THE_END: Duration = Duration::from_secs(1);
+
+/// Turns of the runtime without a further request after which the statement is sent; and the most that it waits for.
+const QUIET_TURNS: u32 = 2;
+const MOST_TURNS: u32 = 16;
 
 type Answer = oneshot::Sender<Result<RateLimitStatus>>;
 /// Who waits, by key.
@@ -33,6 +40,10 @@ pub(super) struct InStore {
 struct State {
     /// Who waits for the next statement.
     waiting: Waiting,
+    /// How many they are.
+    asked: usize,
+    /// How many requests the last statement was for.
+    last_asked: usize,
     is_under_way: bool,
     /// Windows that were full. They are until they end, for counts only grow.
     full: LruCache<Uuid, Windows>,
@@ -40,7 +51,8 @@ struct State {
 
 impl InStore {
     pub(super) fn new(limits: Limits) -> Self {
-        let state = State { waiting: Waiting::new(), is_under_way: false, full: LruCache::new(MAX_FULL) };
+        let (waiting, full) = (Waiting::new(), LruCache::new(MAX_FULL));
+        let state = State { waiting, asked: 0, last_asked: 0, is_under_way: false, full };
         Self { limits, state: Mutex::new(state) }
     }
 
@@ -50,20 +62,18 @@ impl InStore {
     ///
     /// `invalid_api_key` if the key was revoked meanwhile; if the database fails.
     pub(super) async fn count(self: &Arc<Self>, store: &Arc<Store>, key_id: Uuid) -> Result<RateLimitStatus> {
-        let answer = {
+        let (answer, mut counting) = {
             let mut state = self.state();
             if let Some(refused) = self.refused_before(&mut state, key_id, store.clock().now()) {
                 return Ok(refused);
             }
             let (sender, answer) = oneshot::channel();
             state.waiting.entry(key_id).or_default().push(sender);
-            if !std::mem::replace(&mut state.is_under_way, true) {
-                // Not by this request, whose client may go.
-                tokio::spawn(self.clone().count_waiting(store.clone()));
-            }
-            answer
+            state.asked += 1;
+            let counts = !std::mem::replace(&mut state.is_under_way, true);
+            (answer, Counting(counts.then(|| for_no_request(self.clone().count_waiting(store.clone())).boxed())))
         };
-        answer.await.unwrap_or_else(|_| Err(Error::internal("the counting of requests has ended")))
+        counting.until(answer).await.unwrap_or_else(|_| Err(Error::internal("the counting of requests has ended")))
     }
 
     /// The refusal of a key whose window is known to be full. Near its end the store is asked, whose clock counts.
@@ -80,14 +90,16 @@ impl InStore {
     /// Counts until nobody waits.
     async fn count_waiting(self: Arc<Self>, store: Arc<Store>) {
         loop {
+            self.gather().await;
             let waiting = {
                 let mut state = self.state();
                 state.is_under_way = !state.waiting.is_empty();
+                if !state.is_under_way {
+                    return;
+                }
+                state.last_asked = std::mem::take(&mut state.asked);
                 std::mem::take(&mut state.waiting)
             };
-            if waiting.is_empty() {
-                return;
-            }
             let new = self.count_all(&store, waiting).await;
             if new.is_empty() {
                 continue;
@@ -101,6 +113,20 @@ impl InStore {
             for answer in self.count_all(&store, new).await.into_values().flatten() {
                 let _ = answer.send(Err(Error::of(Code::InvalidApiKey)));
             }
+        }
+    }
+
+    /// Where several ask at once, those whose requests have come by now ask first, so that fewer statements count them.
+    async fn gather(&self) {
+        let (mut asked, mut quiet) = (0, 0);
+        for _ in 0..MOST_TURNS {
+            let State { asked: now, last_asked, .. } = *self.state();
+            quiet = if now == asked { quiet + 1 } else { 0 };
+            if quiet == QUIET_TURNS || now.max(last_asked) <= 1 {
+                return;
+            }
+            asked = now;
+            tokio::task::yield_now().await;
         }
     }
 
@@ -139,6 +165,31 @@ impl InStore {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Counts for all that wait, as part of the first of them: a task of its own would cost two changes of threads. It becomes one
+/// when that request has its answer, or its client goes.
+struct Counting(Option<BoxFuture<'static, ()>>);
+
+impl Counting {
+    async fn until<T>(&mut self, answer: impl Future<Output = T> + Unpin) -> T {
+        let Some(counting) = &mut self.0 else { return answer.await };
+        match future::select(answer, counting).await {
+            Either::Left((answer, _)) => answer,
+            Either::Right(((), answer)) => {
+                self.0 = None;
+                answer.await
+            }
+        }
+    }
+}
+
+impl Drop for Counting {
+    fn drop(&mut self) {
+        if let Some(counting) = self.0.take() {
+            tokio::spawn(counting);
+        }
     }
 }
 

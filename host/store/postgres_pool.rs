@@ -1,0 +1,182 @@
+//! Connections to PostgreSQL. deadpool keeps them; sqlx's own pool was weighed, which asks the server after each use whether
+//! the connection is alive: that is a second round trip for each statement.
+
+use std::io::ErrorKind;
+use std::ops::{Deref, DerefMut};
+use std::time::Duration;
+
+use deadpool::managed::{Manager, Metrics, Object, Pool, PoolError, QueueMode, RecycleError, RecycleResult};
+use futures_util::future::BoxFuture;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{Connection as _, PgConnection};
+
+/// How long a request waits for a connection of the pool.
+pub(crate) const POOL_WAIT: Duration = Duration::from_secs(5);
+/// How long a connection may take to answer a ping.
+pub(crate) const PING_WAIT: Duration = Duration::from_secs(1);
+/// A connection that nobody used for so long is replaced: a firewall may have forgotten it.
+const MOST_IDLE: Duration = Duration::from_mins(10);
+/// A connection that is older is replaced.
+const MOST_AGE: Duration = Duration::from_mins(30);
+/// How long after the first attempt a server that starts is asked again; then twice as long, up to [`MOST_RETRY`].
+const FIRST_RETRY: Duration = Duration::from_millis(10);
+const MOST_RETRY: Duration = Duration::from_secs(1);
+
+type DbResult<T> = Result<T, sqlx::Error>;
+
+#[derive(Clone)]
+pub struct PostgresPool(Pool<Connector>);
+
+impl PostgresPool {
+    /// A pool that connects when it has to.
+    pub(super) fn new(options: PgConnectOptions, most: usize) -> DbResult<Self> {
+        // The connection that was used last is the one whose server process is the quickest.
+        let pool = Pool::builder(Connector { options }).max_size(most).queue_mode(QueueMode::Lifo).build();
+        Ok(Self(pool.map_err(|error| sqlx::Error::Configuration(Box::new(error)))?))
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
+    pub(super) async fn lend(&self) -> DbResult<Lent> {
+        // Boxed: the compiler counts how deep futures are.
+        let lent: BoxFuture<'_, _> = Box::pin(self.0.get());
+        let lent = tokio::time::timeout(POOL_WAIT, lent).await.map_err(|_| sqlx::Error::PoolTimedOut)?;
+        let connection = lent.map_err(|error| match error {
+            PoolError::Backend(error) => error,
+            PoolError::Timeout(_) => sqlx::Error::PoolTimedOut,
+            PoolError::Closed | PoolError::NoRuntimeSpecified | PoolError::PostCreateHook(_) => sqlx::Error::PoolClosed,
+        })?;
+        Ok(Lent { connection: Some(connection), at_the_end: AtTheEnd::Ask })
+    }
+
+    /// Ends the connections that nobody uses now; the others end with their use.
+    pub(super) async fn close(&self) {
+        let unused = self.0.retain(|_, _| false).removed;
+        self.0.close();
+        for connection in unused {
+            close(connection).await;
+        }
+    }
+}
+
+struct Connector {
+    options: PgConnectOptions,
+}
+
+impl Manager for Connector {
+    type Type = PgConnection;
+    type Error = sqlx::Error;
+
+    /// Connects, to a server that starts as soon as it can. Whoever waits for it says for how long.
+    #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
+    async fn create(&self) -> DbResult<PgConnection> {
+        let mut wait = FIRST_RETRY;
+        loop {
+            match PgConnection::connect_with(&self.options).await {
+                Err(error) if is_starting(&error) => tokio::time::sleep(wait).await,
+                connected => return connected,
+            }
+            wait = (wait * 2).min(MOST_RETRY);
+        }
+    }
+
+    /// A connection that was used within a second is not asked again.
+    async fn recycle(&self, connection: &mut PgConnection, metrics: &Metrics) -> RecycleResult<sqlx::Error> {
+        let idle = metrics.last_used();
+        if metrics.age() > MOST_AGE || idle > MOST_IDLE || (idle > PING_WAIT && !is_alive(connection).await) {
+            return Err(RecycleError::message("the connection is too old or has ended"));
+        }
+        Ok(())
+    }
+}
+
+/// Whether a server that could not be connected to may only be starting.
+fn is_starting(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(error) => error.kind() == ErrorKind::ConnectionRefused,
+        sqlx::Error::Database(error) => error.is_transient_in_connect_phase(),
+        _ => false,
+    }
+}
+
+/// A connection for one statement, or for one transaction.
+pub(super) struct Lent {
+    connection: Option<Object<Connector>>,
+    at_the_end: AtTheEnd,
+}
+
+/// What becomes of a connection after its use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AtTheEnd {
+    /// Others use it.
+    Keep,
+    /// Whoever used it may have gone before the answer came: others use it if it answers.
+    Ask,
+    Close,
+}
+
+impl Lent {
+    pub(super) fn at_the_end(&mut self, what: AtTheEnd) {
+        self.at_the_end = what;
+    }
+
+    /// After a statement outside of a transaction, which was answered.
+    pub(super) fn answered<T>(&mut self, answer: &DbResult<T>) {
+        let is_unfit = answer.as_ref().err().is_some_and(is_unfit);
+        self.at_the_end = if is_unfit { AtTheEnd::Close } else { AtTheEnd::Keep };
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let Some(mut connection) = self.connection.take() else { return };
+        match self.at_the_end {
+            AtTheEnd::Keep => drop(connection),
+            AtTheEnd::Close => drop(tokio::spawn(close(Object::take(connection)))),
+            AtTheEnd::Ask => drop(tokio::spawn(async move {
+                if !is_alive(&mut connection).await {
+                    close(Object::take(connection)).await;
+                }
+            })),
+        }
+    }
+}
+
+impl Deref for Lent {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        self.connection.as_ref().expect("it is taken only at the end")
+    }
+}
+
+impl DerefMut for Lent {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        self.connection.as_mut().expect("it is taken only at the end")
+    }
+}
+
+/// Whether any further statement on the same connection would fail too. That is so if the connection is
+/// broken (SQLSTATE class 08), or its server has become a standby (25006), is shutting down or has ended
+/// the database session (57P01 to 57P05).
+fn is_unfit(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Database(error) => {
+            let unfit = |code: &str| code == "25006" || code.starts_with("08") || code.starts_with("57P");
+            error.code().is_some_and(|code| unfit(&code))
+        }
+        sqlx::Error::Io(_) | sqlx::Error::Protocol(_) => true,
+        _ => false,
+    }
+}
+
+/// Whether a connection answers a ping within [`PING_WAIT`].
+#[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
+async fn is_alive(connection: &mut PgConnection) -> bool {
+    tokio::time::timeout(PING_WAIT, connection.ping()).await.is_ok_and(|pinged| pinged.is_ok())
+}
+
+/// Says goodbye to the server, which may not listen any more.
+#[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
+async fn close(connection: PgConnection) {
+    let _ = tokio::time::timeout(PING_WAIT, connection.close()).await;
+}
