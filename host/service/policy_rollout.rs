@@ -17,6 +17,7 @@ use culvert_policy::load::chain::ChainError;
 use culvert_policy::load::policies::{Generation, ModuleBytes, Policies};
 use culvert_policy::serve::generations::{Found, Generations, KEPT, ReloadError};
 use culvert_store::Store;
+use culvert_store::error::first_error;
 use culvert_store::policy_generations::{Activation, StoredGeneration, StoredModule};
 use futures_util::future;
 use tokio::sync::{Mutex, Notify};
@@ -211,23 +212,34 @@ impl Service {
         let load = generations.load(generation.clone(), modules.clone());
         let propose = async {
             let number = propose(&self.store, &self.secrets, &generation, modules, 0).await?;
-            let others: Vec<_> = self.store.policy_stages(number).await?.iter().map(|stage| stage.host_id).collect();
-            self.tell_hosts(&others).await;
+            // Where that fails, they look by themselves.
+            let others = self.store.policy_stages(number).await.unwrap_or_default();
+            self.tell_hosts(&others.iter().map(|stage| stage.host_id).collect::<Vec<_>>()).await;
             Ok::<_, RolloutError>(number)
         };
         let (number, set) = if self.fleet.has_others() {
-            let (loaded, proposed) = future::join(load, propose).await;
-            let number = proposed?;
-            if loaded.is_err() {
-                self.store.withdraw_policies(number).await?;
+            match future::join(load, propose).await {
+                (Ok(set), proposed) => (proposed?, set),
+                (Err(problem), Ok(number)) => {
+                    self.forget(number).await;
+                    return Err(problem.into());
+                }
+                (Err(problem), Err(_)) => return Err(problem.into()),
             }
-            (number, loaded?)
         } else {
             let set = load.await?;
             (propose.await?, set)
         };
         generations.stage(set.of(Generation { number, ..generation }));
         Ok(number)
+    }
+
+    /// Withdraws a generation, and removes what leads nowhere. Where that fails, it expires.
+    async fn forget(&self, number: u64) {
+        let withdrawn = self.store.withdraw_policies(number).await;
+        if let Err(error) = first_error(withdrawn, self.store.forget_policies(modules_of).await) {
+            tracing::warn!(error = %Chain(&error), "policies that cannot be loaded could not be withdrawn");
+        }
     }
 
     /// The generation that was faster, if it consists of the same.

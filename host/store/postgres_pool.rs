@@ -3,7 +3,8 @@
 
 use std::io::ErrorKind;
 use std::ops::{Deref, DerefMut};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use deadpool::managed::{Manager, Metrics, Object, Pool, PoolError, QueueMode, RecycleError, RecycleResult};
 use futures_util::future::BoxFuture;
@@ -30,8 +31,10 @@ pub struct PostgresPool(Pool<Connector>);
 impl PostgresPool {
     /// A pool that connects when it has to.
     pub(super) fn new(options: PgConnectOptions, most: usize) -> DbResult<Self> {
-        // The connection that was used last is the one whose server process is the quickest.
-        let pool = Pool::builder(Connector { options }).max_size(most).queue_mode(QueueMode::Lifo).build();
+        let pool = Pool::builder(Connector { options, broken: Broken::default() })
+            .max_size(most)
+            .queue_mode(QueueMode::Lifo)
+            .build();
         Ok(Self(pool.map_err(|error| sqlx::Error::Configuration(Box::new(error)))?))
     }
 
@@ -45,7 +48,8 @@ impl PostgresPool {
             PoolError::Timeout(_) => sqlx::Error::PoolTimedOut,
             PoolError::Closed | PoolError::NoRuntimeSpecified | PoolError::PostCreateHook(_) => sqlx::Error::PoolClosed,
         })?;
-        Ok(Lent { connection: Some(connection), at_the_end: AtTheEnd::Ask })
+        let broken = self.0.manager().broken.clone();
+        Ok(Lent { connection: Some(connection), at_the_end: AtTheEnd::Ask, broken })
     }
 
     /// Ends the connections that nobody uses now; the others end with their use.
@@ -60,6 +64,23 @@ impl PostgresPool {
 
 struct Connector {
     options: PgConnectOptions,
+    broken: Broken,
+}
+
+/// When a connection was last found to be broken. Those that were used before are replaced without being asked: a server whose
+/// address has moved answers none of them, and each would be waited for.
+#[derive(Clone, Default)]
+struct Broken(Arc<Mutex<Option<Instant>>>);
+
+impl Broken {
+    #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
+    fn note(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    fn is_since(&self, used: Instant) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|broken| broken >= used)
+    }
 }
 
 impl Manager for Connector {
@@ -79,11 +100,15 @@ impl Manager for Connector {
         }
     }
 
-    /// A connection that was used within a second is not asked again.
+    /// A connection that was lent within the last second is not asked again.
     async fn recycle(&self, connection: &mut PgConnection, metrics: &Metrics) -> RecycleResult<sqlx::Error> {
-        let idle = metrics.last_used();
-        if metrics.age() > MOST_AGE || idle > MOST_IDLE || (idle > PING_WAIT && !is_alive(connection).await) {
-            return Err(RecycleError::message("the connection is too old or has ended"));
+        let (used, idle) = (metrics.recycled.unwrap_or(metrics.created), metrics.last_used());
+        if metrics.age() > MOST_AGE || idle > MOST_IDLE || self.broken.is_since(used) {
+            return Err(RecycleError::message("the connection is too old, or one like it is broken"));
+        }
+        if idle > PING_WAIT && !is_alive(connection).await {
+            self.broken.note();
+            return Err(RecycleError::message("the connection does not answer"));
         }
         Ok(())
     }
@@ -102,6 +127,7 @@ fn is_starting(error: &sqlx::Error) -> bool {
 pub(super) struct Lent {
     connection: Option<Object<Connector>>,
     at_the_end: AtTheEnd,
+    broken: Broken,
 }
 
 /// What becomes of a connection after its use.
@@ -109,7 +135,7 @@ pub(super) struct Lent {
 pub(super) enum AtTheEnd {
     /// Others use it.
     Keep,
-    /// Whoever used it may have gone before the answer came: others use it if it answers.
+    /// Others use it if it answers: whoever used it may have gone before the answer came, or has got an error.
     Ask,
     Close,
 }
@@ -121,8 +147,14 @@ impl Lent {
 
     /// After a statement outside of a transaction, which was answered.
     pub(super) fn answered<T>(&mut self, answer: &DbResult<T>) {
-        let is_unfit = answer.as_ref().err().is_some_and(is_unfit);
-        self.at_the_end = if is_unfit { AtTheEnd::Close } else { AtTheEnd::Keep };
+        self.at_the_end = match answer {
+            Ok(_) => AtTheEnd::Keep,
+            Err(error) if is_unfit(error) => {
+                self.broken.note();
+                AtTheEnd::Close
+            }
+            Err(_) => AtTheEnd::Ask,
+        };
     }
 }
 

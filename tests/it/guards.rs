@@ -10,12 +10,13 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use culvert_test_macros::both_engines;
+use futures_util::future::join_all;
 use serde_json::json;
 use sqlx::{Connection, Executor, PgConnection};
 
 use crate::support::api::{Answer, Api};
 use crate::support::cable::Cable;
-use crate::support::database::{run, texts_of};
+use crate::support::database::{WAITING_FOR_LOCKS, run, texts_of};
 use crate::support::host::{Engine, TestHost, within};
 use crate::support::postgres::{empty_database, new_database};
 use crate::support::program::Place;
@@ -312,4 +313,30 @@ async fn unresponsive_database_fails_requests_until_recovery() {
     cable.mend();
     stage.recovers().await;
     within(SOON, stage.host.pass(SECOND)).await;
+}
+
+/// A server whose address has moved answers on none of the connections that were made before. One is waited for, and not each.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_to_a_server_that_has_moved_are_not_waited_for_one_by_one() {
+    let url = new_database().await;
+    let cable = Cable::of_database(&url).await;
+    let stage = Stage::on(cable.url.clone()).await;
+    let mut locked = PgConnection::connect(&url).await.unwrap();
+    locked.execute("BEGIN").await.unwrap();
+    locked.execute("LOCK TABLE accounts IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    let asked = join_all((0..10).map(async |_| stage.api.get("/account").await.outcome()));
+    let unlock = async {
+        while texts_of(&url, WAITING_FOR_LOCKS).await.len() < 10 {}
+        locked.execute("ROLLBACK").await.unwrap();
+    };
+    let (answers, ()) = within(SOON, async { tokio::join!(asked, unlock) }).await;
+    assert_eq!(answers, ["200"; 10]);
+    cable.fail_over();
+    let first = within(SOON, stage.api.get("/account")).await;
+    if first.status != 200 {
+        is_unavailable(&first);
+    }
+    for _ in 0..3 {
+        assert_eq!(within(SOON, stage.api.get("/account")).await.outcome(), "200");
+    }
 }

@@ -374,16 +374,32 @@ async fn numbers_of_an_earlier_version_go_on() {
     assert_eq!(host.interrupt().await, Some(0));
 }
 
+/// A folder of compiled modules of its own: what tests share is not removed from.
+fn own_artefacts(config: &mut Config) {
+    let folder = config.data_dir.join("policies");
+    std::fs::remove_file(&folder).unwrap();
+    std::fs::DirBuilder::new().mode(0o700).create(&folder).unwrap();
+}
+
+/// A reload takes over the modules that stay as they are, with their settings and limits. Their compiled files would be made again
+/// otherwise: three or more of each module.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn module_that_stays_is_not_loaded_again() {
+    let swapped = Swapped::start(own_artefacts).await;
+    let folder = swapped.host.config().data_dir.join("policies");
+    let files = || std::fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path());
+    for changed in ["deadline_ms = 70", "settings = { reserved_subdomains = [\"ours\"] }"] {
+        files().for_each(|file| std::fs::remove_file(file).unwrap());
+        swapped.configure(&(builtin(&["plan-access", "team-role", "validation"]) + changed + "\n"));
+        swapped.reload().await.unwrap();
+        assert!((3..9).contains(&files().count()), "{changed}: {:?}", files().collect::<Vec<_>>());
+    }
+}
+
 /// Compiled files and modules that no kept generation uses are removed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn files_of_forgotten_generations_are_removed() {
-    // A folder of its own: what tests share is not removed from.
-    let own = |config: &mut Config| {
-        let folder = config.data_dir.join("policies");
-        std::fs::remove_file(&folder).unwrap();
-        std::fs::DirBuilder::new().mode(0o700).create(&folder).unwrap();
-    };
-    let swapped = Swapped::start(own).await;
+    let swapped = Swapped::start(own_artefacts).await;
     let folder = swapped.host.config().data_dir.join("policy-modules");
     let mut kept = Vec::new();
     for number in 0..8 {

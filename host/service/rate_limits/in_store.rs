@@ -24,9 +24,10 @@ const MAX_FULL: usize = 100_000;
 /// How long before the end of a full window the store is asked again.
 const NEAR_THE_END: Duration = Duration::from_secs(1);
 
-/// Turns of the runtime without a further request after which the statement is sent; and the most that it waits for.
-const QUIET_TURNS: u32 = 2;
-const MOST_TURNS: u32 = 16;
+/// How often it is looked without finding a further request before the statement is sent; and how often at most. Each time what
+/// is ready runs.
+const QUIET_TURNS: u32 = 8;
+const MOST_TURNS: u32 = 32;
 
 type Answer = oneshot::Sender<Result<RateLimitStatus>>;
 /// Who waits, by key.
@@ -89,6 +90,7 @@ impl InStore {
 
     /// Counts until nobody waits.
     async fn count_waiting(self: Arc<Self>, store: Arc<Store>) {
+        let _panics = FailIfPanics(&self);
         loop {
             self.gather().await;
             let waiting = {
@@ -189,6 +191,20 @@ impl Drop for Counting {
     fn drop(&mut self) {
         if let Some(counting) = self.0.take() {
             tokio::spawn(counting);
+        }
+    }
+}
+
+/// Answers those that wait where counting panics, so that the next one begins anew.
+struct FailIfPanics<'a>(&'a InStore);
+
+impl Drop for FailIfPanics<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let mut state = self.0.state();
+            (state.is_under_way, state.asked) = (false, 0);
+            // Without their senders they get an error.
+            state.waiting.clear();
         }
     }
 }

@@ -22,6 +22,8 @@ struct State {
     intact: bool,
     /// How often it was cut.
     cuts: u32,
+    /// Connections that were made before so many cuts are never told that they are lost.
+    silent: u32,
     /// How many connections were made to it.
     dials: u32,
     /// The host at the other end.
@@ -44,7 +46,7 @@ impl Cable {
     pub async fn to_nowhere() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let sender = watch::Sender::new(State { intact: false, cuts: 0, dials: 0, host: None });
+        let sender = watch::Sender::new(State { intact: false, cuts: 0, silent: 0, dials: 0, host: None });
         let dialled = sender.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -69,7 +71,7 @@ impl Cable {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let near = listener.local_addr().unwrap();
         let url = format!("postgres://{user}@{near}/{database}?sslmode=disable");
-        let sender = watch::Sender::new(State { intact: true, cuts: 0, dials: 0, host: None });
+        let sender = watch::Sender::new(State { intact: true, cuts: 0, silent: 0, dials: 0, host: None });
         let state = sender.subscribe();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -101,6 +103,12 @@ impl Cable {
         self.state.send_modify(|state| *state = State { intact: true, host: Some(host.address), ..*state });
     }
 
+    /// From here on new connections pass, and nothing on those that were made before, as where an address has moved.
+    pub fn fail_over(&self) {
+        self.cut();
+        self.state.send_modify(|state| *state = State { intact: true, silent: state.cuts, ..*state });
+    }
+
     /// From here on new connections pass. Those that were cut are lost.
     pub fn mend(&self) {
         self.state.send_modify(|state| state.intact = true);
@@ -117,5 +125,5 @@ async fn carry(mut near: TcpStream, mut far: impl AsyncRead + AsyncWrite + Unpin
         }
     }
     // Both ends stay open, and hear nothing, until the cable is mended.
-    let _ = state.wait_for(|state| state.intact).await;
+    let _ = state.wait_for(|state| state.intact && state.silent <= cuts).await;
 }
