@@ -221,7 +221,7 @@ impl Service {
             match future::join(load, propose).await {
                 (Ok(set), proposed) => (proposed?, set),
                 (Err(problem), Ok(number)) => {
-                    self.forget(number).await;
+                    self.withdraw(number).await;
                     return Err(problem.into());
                 }
                 (Err(problem), Err(_)) => return Err(problem.into()),
@@ -234,11 +234,12 @@ impl Service {
         Ok(number)
     }
 
-    /// Withdraws a generation, and removes what leads nowhere. Where that fails, it expires.
-    async fn forget(&self, number: u64) {
+    /// Removes a generation that is not to decide, with its modules. If the database fails, the generation expires.
+    async fn withdraw(&self, number: u64) {
+        self.policies.generations.withdraw(number);
         let withdrawn = self.store.withdraw_policies(number).await;
         if let Err(error) = first_error(withdrawn, self.store.forget_policies(modules_of).await) {
-            tracing::warn!(error = %Chain(&error), "policies that cannot be loaded could not be withdrawn");
+            tracing::warn!(error = %Chain(&error), generation = number, "a generation of policies could not be withdrawn");
         }
     }
 
@@ -264,7 +265,7 @@ impl Service {
         let generation = Generation { content, configuration, earlier, is_rollback: true, ..Generation::default() };
         let number = propose(&self.store, &self.secrets, &generation, Vec::new(), 0).await?;
         if let Err(problem) = self.load_kept(Generation { number, ..generation }).await {
-            self.store.withdraw_policies(number).await?;
+            self.withdraw(number).await;
             return Err(problem);
         }
         self.roll_out(number, active.number).await
@@ -287,8 +288,7 @@ impl Service {
     async fn roll_out(&self, number: u64, based_on: u64) -> Result<u64, RolloutError> {
         let activated = self.activate(number, based_on).await;
         if let Err(problem) = activated {
-            self.policies.generations.withdraw(number);
-            self.store.withdraw_policies(number).await?;
+            self.withdraw(number).await;
             return Err(problem);
         }
         self.follow_active().await?;

@@ -20,7 +20,7 @@ use crate::arg::{Arg, args, check, postgres_ids, query, sqlite_ids};
 use crate::audit_heads::Appender;
 use crate::error::DbResult;
 use crate::group_commit::{Member, Writer};
-use crate::postgres_pool::{AtTheEnd, Lent, PING_WAIT, POOL_WAIT, PostgresPool};
+use crate::postgres_pool::{OnRelease, PING_WAIT, POOL_WAIT, PooledConnection, PostgresPool};
 use crate::read::{Execute, Read, sqlite_rows};
 use crate::row::Row;
 use crate::sql::{Sql, sql};
@@ -125,7 +125,7 @@ impl Db {
 
 /// A PostgreSQL transaction. Its connection returns to the pool only after a successful commit or rollback.
 pub struct PostgresTx {
-    connection: Lent,
+    connection: PooledConnection,
 }
 
 impl PostgresTx {
@@ -133,8 +133,8 @@ impl PostgresTx {
     /// key to the scope: one that holds an endpoint's row and changes that row twice makes PostgreSQL do such a check. What is
     /// read after the lock on decisions shows the generation of the policies that decides until the transaction ends.
     async fn begin(pool: &PostgresPool, scope_id: Option<Uuid>) -> DbResult<Self> {
-        let mut tx = Self { connection: pool.lend().await? };
-        tx.connection.at_the_end(AtTheEnd::Close);
+        let mut tx = Self { connection: pool.acquire().await? };
+        tx.connection.on_release(OnRelease::Close);
         let begin = match scope_id {
             Some(scope_id) => format!(
                 "BEGIN; SELECT pg_advisory_xact_lock_shared({DECISIONS}); \
@@ -148,7 +148,7 @@ impl PostgresTx {
 
     async fn end(mut self, how: &'static str) -> DbResult<()> {
         bounded(self.connection.execute(how)).await?;
-        self.connection.at_the_end(AtTheEnd::Keep);
+        self.connection.on_release(OnRelease::Reuse);
         Ok(())
     }
 }
@@ -166,9 +166,9 @@ pub(crate) async fn bounded<T>(statement: impl Future<Output = DbResult<T, sqlx:
 /// Runs a query outside of a transaction.
 macro_rules! on_pool {
     ($pool:expr, $query:expr, $fetch:ident) => {{
-        let mut connection = $pool.lend().await?;
+        let mut connection = $pool.acquire().await?;
         let answered = bounded($query.$fetch(&mut *connection)).await;
-        connection.answered(&answered);
+        connection.release_after(&answered);
         answered?
     }};
 }
@@ -203,7 +203,7 @@ async fn open_postgres(url: &str) -> DbResult<Db, sqlx::Error> {
     let liveness = PostgresPool::new(options.clone(), LIVENESS_CONNECTIONS)?;
     let counting = PostgresPool::new(options.clone().options([("synchronous_commit", "off")]), 1)?;
     let pool = PostgresPool::new(options, CONNECTIONS)?;
-    pool.lend().await?;
+    pool.acquire().await?;
     Ok(Db::Postgres { pool, liveness, counting, unbounded: Arc::new(unbounded) })
 }
 

@@ -96,9 +96,9 @@ async fn notify(pool: &PostgresPool, messages: Vec<(String, String)>) -> DbResul
     count(PartOf::Nothing);
     let (channels, words): (Vec<String>, Vec<String>) = messages.into_iter().unzip();
     let notify = sqlx::query("SELECT pg_notify(channel, word) FROM unnest($1, $2) AS message (channel, word)");
-    let mut connection = pool.lend().await?;
+    let mut connection = pool.acquire().await?;
     let answered = bounded(notify.bind(channels).bind(words).execute(&mut *connection)).await;
-    connection.answered(&answered);
+    connection.release_after(&answered);
     answered?;
     Ok(())
 }

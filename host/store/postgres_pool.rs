@@ -1,5 +1,5 @@
-//! Connections to PostgreSQL. deadpool keeps them; sqlx's own pool was weighed, which asks the server after each use whether
-//! the connection is alive: that is a second round trip for each statement.
+//! Connections to PostgreSQL. deadpool keeps them; sqlx's own pool was weighed, which pings the server after each use:
+//! that is a second round trip for each statement.
 
 use std::io::ErrorKind;
 use std::ops::{Deref, DerefMut};
@@ -19,7 +19,7 @@ pub(crate) const PING_WAIT: Duration = Duration::from_secs(1);
 const MOST_IDLE: Duration = Duration::from_mins(10);
 /// A connection that is older is replaced.
 const MOST_AGE: Duration = Duration::from_mins(30);
-/// How long after the first attempt a server that starts is asked again; then twice as long, up to [`MOST_RETRY`].
+/// The wait before a server that is starting is tried again. It doubles each time, up to [`MOST_RETRY`].
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 const MOST_RETRY: Duration = Duration::from_secs(1);
 
@@ -31,7 +31,7 @@ pub struct PostgresPool(Pool<Connector>);
 impl PostgresPool {
     /// A pool that connects when it has to.
     pub(super) fn new(options: PgConnectOptions, most: usize) -> DbResult<Self> {
-        let pool = Pool::builder(Connector { options, broken: Broken::default() })
+        let pool = Pool::builder(Connector { options, last_broken: LastBroken::default() })
             .max_size(most)
             .queue_mode(QueueMode::Lifo)
             .build();
@@ -39,17 +39,17 @@ impl PostgresPool {
     }
 
     #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
-    pub(super) async fn lend(&self) -> DbResult<Lent> {
+    pub(super) async fn acquire(&self) -> DbResult<PooledConnection> {
         // Boxed: the compiler counts how deep futures are.
-        let lent: BoxFuture<'_, _> = Box::pin(self.0.get());
-        let lent = tokio::time::timeout(POOL_WAIT, lent).await.map_err(|_| sqlx::Error::PoolTimedOut)?;
-        let connection = lent.map_err(|error| match error {
+        let object: BoxFuture<'_, _> = Box::pin(self.0.get());
+        let object = tokio::time::timeout(POOL_WAIT, object).await.map_err(|_| sqlx::Error::PoolTimedOut)?;
+        let connection = object.map_err(|error| match error {
             PoolError::Backend(error) => error,
             PoolError::Timeout(_) => sqlx::Error::PoolTimedOut,
             PoolError::Closed | PoolError::NoRuntimeSpecified | PoolError::PostCreateHook(_) => sqlx::Error::PoolClosed,
         })?;
-        let broken = self.0.manager().broken.clone();
-        Ok(Lent { connection: Some(connection), at_the_end: AtTheEnd::Ask, broken })
+        let last_broken = self.0.manager().last_broken.clone();
+        Ok(PooledConnection { connection: Some(connection), on_release: OnRelease::Check, last_broken })
     }
 
     /// Ends the connections that nobody uses now; the others end with their use.
@@ -64,22 +64,22 @@ impl PostgresPool {
 
 struct Connector {
     options: PgConnectOptions,
-    broken: Broken,
+    last_broken: LastBroken,
 }
 
-/// When a connection was last found to be broken. Those that were used before are replaced without being asked: a server whose
-/// address has moved answers none of them, and each would be waited for.
+/// When a connection was last found to be broken. Those that were acquired before are replaced without a ping: where the server's
+/// address has moved, none of them answers, and each ping would take its time limit.
 #[derive(Clone, Default)]
-struct Broken(Arc<Mutex<Option<Instant>>>);
+struct LastBroken(Arc<Mutex<Option<Instant>>>);
 
-impl Broken {
+impl LastBroken {
     #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
     fn note(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    fn is_since(&self, used: Instant) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|broken| broken >= used)
+    fn is_since(&self, acquired: Instant) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|broken| broken >= acquired)
     }
 }
 
@@ -87,7 +87,7 @@ impl Manager for Connector {
     type Type = PgConnection;
     type Error = sqlx::Error;
 
-    /// Connects, to a server that starts as soon as it can. Whoever waits for it says for how long.
+    /// Connects. A server that is starting is tried again until the caller's time limit ends.
     #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
     async fn create(&self) -> DbResult<PgConnection> {
         let mut wait = FIRST_RETRY;
@@ -100,14 +100,14 @@ impl Manager for Connector {
         }
     }
 
-    /// A connection that was lent within the last second is not asked again.
+    /// A connection that was acquired within the last second is not checked again.
     async fn recycle(&self, connection: &mut PgConnection, metrics: &Metrics) -> RecycleResult<sqlx::Error> {
-        let (used, idle) = (metrics.recycled.unwrap_or(metrics.created), metrics.last_used());
-        if metrics.age() > MOST_AGE || idle > MOST_IDLE || self.broken.is_since(used) {
+        let (acquired, idle) = (metrics.recycled.unwrap_or(metrics.created), metrics.last_used());
+        if metrics.age() > MOST_AGE || idle > MOST_IDLE || self.last_broken.is_since(acquired) {
             return Err(RecycleError::message("the connection is too old, or one like it is broken"));
         }
         if idle > PING_WAIT && !is_alive(connection).await {
-            self.broken.note();
+            self.last_broken.note();
             return Err(RecycleError::message("the connection does not answer"));
         }
         Ok(())
@@ -124,47 +124,46 @@ fn is_starting(error: &sqlx::Error) -> bool {
 }
 
 /// A connection for one statement, or for one transaction.
-pub(super) struct Lent {
+pub(super) struct PooledConnection {
     connection: Option<Object<Connector>>,
-    at_the_end: AtTheEnd,
-    broken: Broken,
+    on_release: OnRelease,
+    last_broken: LastBroken,
 }
 
-/// What becomes of a connection after its use.
+/// What happens to a connection when it is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AtTheEnd {
-    /// Others use it.
-    Keep,
-    /// Others use it if it answers: whoever used it may have gone before the answer came, or has got an error.
-    Ask,
+pub(super) enum OnRelease {
+    Reuse,
+    /// Reuse it if it answers a ping: its statement was dropped before the answer came, or has failed.
+    Check,
     Close,
 }
 
-impl Lent {
-    pub(super) fn at_the_end(&mut self, what: AtTheEnd) {
-        self.at_the_end = what;
+impl PooledConnection {
+    pub(super) fn on_release(&mut self, what: OnRelease) {
+        self.on_release = what;
     }
 
-    /// After a statement outside of a transaction, which was answered.
-    pub(super) fn answered<T>(&mut self, answer: &DbResult<T>) {
-        self.at_the_end = match answer {
-            Ok(_) => AtTheEnd::Keep,
+    /// Decides by the result of a statement outside of a transaction.
+    pub(super) fn release_after<T>(&mut self, answer: &DbResult<T>) {
+        self.on_release = match answer {
+            Ok(_) => OnRelease::Reuse,
             Err(error) if is_unfit(error) => {
-                self.broken.note();
-                AtTheEnd::Close
+                self.last_broken.note();
+                OnRelease::Close
             }
-            Err(_) => AtTheEnd::Ask,
+            Err(_) => OnRelease::Check,
         };
     }
 }
 
-impl Drop for Lent {
+impl Drop for PooledConnection {
     fn drop(&mut self) {
         let Some(mut connection) = self.connection.take() else { return };
-        match self.at_the_end {
-            AtTheEnd::Keep => drop(connection),
-            AtTheEnd::Close => drop(tokio::spawn(close(Object::take(connection)))),
-            AtTheEnd::Ask => drop(tokio::spawn(async move {
+        match self.on_release {
+            OnRelease::Reuse => drop(connection),
+            OnRelease::Close => drop(tokio::spawn(close(Object::take(connection)))),
+            OnRelease::Check => drop(tokio::spawn(async move {
                 if !is_alive(&mut connection).await {
                     close(Object::take(connection)).await;
                 }
@@ -173,7 +172,7 @@ impl Drop for Lent {
     }
 }
 
-impl Deref for Lent {
+impl Deref for PooledConnection {
     type Target = PgConnection;
 
     fn deref(&self) -> &PgConnection {
@@ -181,7 +180,7 @@ impl Deref for Lent {
     }
 }
 
-impl DerefMut for Lent {
+impl DerefMut for PooledConnection {
     fn deref_mut(&mut self) -> &mut PgConnection {
         self.connection.as_mut().expect("it is taken only at the end")
     }
@@ -207,7 +206,7 @@ async fn is_alive(connection: &mut PgConnection) -> bool {
     tokio::time::timeout(PING_WAIT, connection.ping()).await.is_ok_and(|pinged| pinged.is_ok())
 }
 
-/// Says goodbye to the server, which may not listen any more.
+/// Closes a connection in order, unless the server does not answer.
 #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]
 async fn close(connection: PgConnection) {
     let _ = tokio::time::timeout(PING_WAIT, connection.close()).await;

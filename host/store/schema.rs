@@ -49,7 +49,7 @@ impl Db {
         }
         let (migrator, applied) = match self {
             Self::Sqlite { write, .. } => (&*migrations::SQLITE, applied(&mut *write.pool().acquire().await?).await?),
-            Self::Postgres { pool, .. } => (&*migrations::POSTGRES, applied(&mut *pool.lend().await?).await?),
+            Self::Postgres { pool, .. } => (&*migrations::POSTGRES, applied(&mut *pool.acquire().await?).await?),
         };
         Ok(match compare(migrator, &applied) {
             Comparison::Known(schema) => schema,

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::io::Write;
 use std::net::{Ipv6Addr, SocketAddr};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -47,6 +47,7 @@ use crate::support::api::{Answer, Api};
 use crate::support::database::{execute, texts_of};
 use crate::support::device::Remote;
 use crate::support::host::{Engine, Person, TestHost, start_of_time, within};
+use crate::support::own_artefacts;
 use crate::support::program::{Place, fails};
 use crate::support::receiver::{Authority, Delivered, Receiver, Reply};
 use crate::support::visitor::{Visitor, echo_service, exchange, is_closed, named_service, service, visit};
@@ -1493,13 +1494,8 @@ async fn operator_commands_read_admin_token_file() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forged_compiled_policy_is_recompiled() {
     const DIGEST: usize = 32;
-    let mut folder = PathBuf::new();
-    let host = TestHost::with(Engine::Sqlite, |config| {
-        folder = config.data_dir.join("policies");
-        fs::remove_file(&folder).unwrap();
-        fs::DirBuilder::new().mode(0o700).create(&folder).unwrap();
-    });
-    let host = within(120, host).await;
+    let host = within(120, TestHost::with(Engine::Sqlite, own_artefacts)).await;
+    let folder = host.config().data_dir.join("policies");
     let ada = host.person("ada").await;
     let files = || -> BTreeMap<_, _> {
         let paths = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file());

@@ -221,8 +221,7 @@ async fn policies_that_one_host_cannot_load_decide_nowhere() {
     assert_eq!(creates(hosts, &key).await, everywhere("201", "4"));
 }
 
-/// What the host cannot load that was asked is told as at a single host, whether others have begun to load it or not, and is
-/// forgotten.
+/// A reload that its own host cannot load fails with that host's problem, and the proposed generation is removed.
 #[tokio::test]
 async fn policies_that_no_host_can_load_decide_nowhere() {
     let (fleet, key) = three_hosts().await;

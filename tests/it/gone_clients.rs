@@ -1,4 +1,4 @@
-//! What becomes of a request whose client goes.
+//! What happens to a request whose client disconnects.
 
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -7,9 +7,9 @@ use tokio::net::TcpStream;
 use crate::support::database::{WAITING_FOR_LOCKS, texts_of};
 use crate::support::host::{Engine, TestHost, within};
 
-/// Keeps statements of the host waiting, as many clients ask for their account, until they have all gone. What the host still
-/// does for one of them waits until then.
-async fn clients_that_go(host: &TestHost, key: &str, count: usize, lock: &str, waiting: usize) -> PgConnection {
+/// Locks rows or a table, has clients ask for their account, and closes their connections while so many statements wait for the
+/// lock. Returns the transaction that holds it.
+async fn disconnect_while_locked(host: &TestHost, key: &str, count: usize, lock: &str, waiting: usize) -> PgConnection {
     let url = host.config().database_url();
     let mut locked = PgConnection::connect(&url).await.unwrap();
     sqlx::raw_sql(AssertSqlSafe(format!("BEGIN; {lock}"))).execute(&mut locked).await.unwrap();
@@ -31,30 +31,30 @@ async fn clients_that_go(host: &TestHost, key: &str, count: usize, lock: &str, w
     locked
 }
 
-/// One statement counts for all who ask meanwhile. It goes on when the client goes whose request it has begun with.
+/// One statement counts for all requests that wait. It continues if the client of the first one disconnects.
 #[tokio::test]
-async fn client_that_goes_while_its_request_is_counted_holds_up_nobody() {
+async fn counting_continues_when_client_disconnects() {
     let host = TestHost::start(Engine::Postgres).await;
     let ada = host.person("ada").await;
     let api = host.api(&ada.key);
     assert_eq!(api.get("/account").await.header("x-ratelimit-remaining"), Some("119"));
     let lock = "SELECT * FROM rate_windows FOR UPDATE";
-    let mut locked = clients_that_go(&host, &ada.key, 1, lock, 1).await;
+    let mut locked = disconnect_while_locked(&host, &ada.key, 1, lock, 1).await;
     let unlock = sqlx::raw_sql("ROLLBACK").execute(&mut locked);
     let (answer, unlocked) = within(20, async { tokio::join!(api.get("/account"), unlock) }).await;
     unlocked.unwrap();
     assert_eq!((answer.outcome().as_str(), answer.header("x-ratelimit-remaining")), ("200", Some("117")));
 }
 
-/// The connections on which statements wait whose clients have gone are given up, so that others find one: there are 16.
+/// Statements that wait for a lock do not keep their connections when their clients disconnect. The pool has 16 of them.
 #[tokio::test]
-async fn clients_that_go_take_no_connection_to_the_database_with_them() {
+async fn disconnected_clients_free_their_database_connections() {
     let host = TestHost::start(Engine::Postgres).await;
     let ada = host.person("ada").await;
     let api = host.api(&ada.key);
     assert_eq!(api.get("/account").await.outcome(), "200");
     let lock = "LOCK TABLE accounts IN ACCESS EXCLUSIVE MODE";
-    let mut locked = clients_that_go(&host, &ada.key, 20, lock, 16).await;
+    let mut locked = disconnect_while_locked(&host, &ada.key, 20, lock, 16).await;
     let unlock = sqlx::raw_sql("ROLLBACK").execute(&mut locked);
     let (answer, unlocked) = within(20, async { tokio::join!(api.get("/account"), unlock) }).await;
     unlocked.unwrap();

@@ -315,9 +315,9 @@ async fn unresponsive_database_fails_requests_until_recovery() {
     within(SOON, stage.host.pass(SECOND)).await;
 }
 
-/// A server whose address has moved answers on none of the connections that were made before. One is waited for, and not each.
+/// After a failover without a word, no old connection answers. The first time-out replaces them all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_to_a_server_that_has_moved_are_not_waited_for_one_by_one() {
+async fn one_timeout_replaces_all_connections_after_failover() {
     let url = new_database().await;
     let cable = Cable::of_database(&url).await;
     let stage = Stage::on(cable.url.clone()).await;

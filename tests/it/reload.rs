@@ -1,7 +1,6 @@
 //! Policies that are swapped under a running host: whole or not at all, and without losing anybody.
 
 use std::io::Write;
-use std::os::unix::fs::DirBuilderExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,6 +12,7 @@ use serde_json::json;
 
 use crate::support::host::Engine;
 use crate::support::hostile::{DENY, GOOD, Module, denying};
+use crate::support::own_artefacts;
 use crate::support::policies::{Swapped, builtin, entry};
 use crate::support::program::Place;
 
@@ -374,17 +374,10 @@ async fn numbers_of_an_earlier_version_go_on() {
     assert_eq!(host.interrupt().await, Some(0));
 }
 
-/// A folder of compiled modules of its own: what tests share is not removed from.
-fn own_artefacts(config: &mut Config) {
-    let folder = config.data_dir.join("policies");
-    std::fs::remove_file(&folder).unwrap();
-    std::fs::DirBuilder::new().mode(0o700).create(&folder).unwrap();
-}
-
-/// A reload takes over the modules that stay as they are, with their settings and limits. Their compiled files would be made again
-/// otherwise: three or more of each module.
+/// A reload reuses the modules whose file, settings and limits are unchanged. If it loaded them, it would write their compiled
+/// files again: three or more for each module.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn module_that_stays_is_not_loaded_again() {
+async fn unchanged_module_is_not_loaded_again() {
     let swapped = Swapped::start(own_artefacts).await;
     let folder = swapped.host.config().data_dir.join("policies");
     let files = || std::fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path());

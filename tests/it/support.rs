@@ -33,6 +33,7 @@ use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
 
+use culvert::config::Config;
 use culvert_policy::load::artefact::Artefacts;
 use culvert_service::secrets::Secrets;
 use culvert_wire::clock::Clock;
@@ -49,6 +50,13 @@ pub fn share_artefacts(data_dir: &Path) {
     drop(artefacts());
     symlink(ARTEFACTS, data_dir.join("policies")).unwrap();
     std::fs::copy(KEY, data_dir.join("secret.key")).unwrap();
+}
+
+/// Gives a host of a test a folder of its own for compiled modules: the shared one must stay as it is.
+pub fn own_artefacts(config: &mut Config) {
+    let folder = config.data_dir.join("policies");
+    std::fs::remove_file(&folder).unwrap();
+    DirBuilder::new().mode(0o700).create(&folder).unwrap();
 }
 
 /// Where they are.

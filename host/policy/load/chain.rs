@@ -61,9 +61,9 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// Whether it is what loading this entry leads to, with the module of this digest.
-    fn is(&self, digest: &str, entry: &PolicyConfig) -> bool {
-        self.module.digest == digest
+    /// Whether it is this entry's module, configured in the same way.
+    fn is_of(&self, entry: &PolicyConfig, sha256: &str) -> bool {
+        self.module.digest == sha256
             && (self.entry.kind, self.entry.limits(), &self.entry.settings)
                 == (entry.kind, entry.limits(), &entry.settings)
     }
@@ -99,10 +99,7 @@ impl Loader {
     /// If an entry is invalid, a kind has no module that decides, or a module is not found or not signed as this host wants it.
     pub fn find(&self, chain: &[PolicyConfig]) -> Result<Vec<ModuleBytes>, ChainError> {
         check(chain)?;
-        in_parallel(chain, |index, entry| {
-            let Sourced { wasm, signature } = self.sourced(Source::Configured, index, entry)?;
-            Ok(ModuleBytes { sha256: sha256(&wasm), wasm, signature })
-        })
+        in_parallel(chain, |index, entry| self.module_of(Source::Configured, index, entry))
     }
 
     /// As [`Loader::load`], with the modules to keep. One that was loaded before with the same settings and limits is not loaded
@@ -119,31 +116,31 @@ impl Loader {
     ) -> Result<(Vec<Loaded>, Vec<ModuleBytes>), ChainError> {
         check(chain)?;
         let loaded = in_parallel(chain, |index, entry| {
-            let Sourced { wasm, signature } = self.sourced(source, index, entry)?;
-            self.entry(index, entry, wasm, signature, known)
+            let module = self.module_of(source, index, entry)?;
+            self.entry(index, entry, module, known)
         });
         memory::give_back();
         Ok(loaded?.into_iter().unzip())
     }
 
-    fn sourced(&self, source: Source<'_>, index: usize, entry: &PolicyConfig) -> Result<Sourced, ChainError> {
+    fn module_of(&self, source: Source<'_>, index: usize, entry: &PolicyConfig) -> Result<ModuleBytes, ChainError> {
         let sourced = Self::check_limits(entry).and_then(|()| match source {
             Source::Configured => Sourced::find(&self.places(), entry),
             Source::Given(modules) => Sourced::find_given(&self.places(), modules, entry),
         });
-        sourced.map_err(|(field, problem)| ChainError::Entry { index, field, problem })
+        let Sourced { wasm, signature } =
+            sourced.map_err(|(field, problem)| ChainError::Entry { index, field, problem })?;
+        Ok(ModuleBytes { sha256: hex::encode(Sha256::digest(&wasm)), wasm, signature })
     }
 
     fn entry(
         &self,
         index: usize,
         entry: &PolicyConfig,
-        wasm: Vec<u8>,
-        signature: Option<Vec<u8>>,
+        ModuleBytes { sha256, wasm, signature }: ModuleBytes,
         known: &[Loaded],
     ) -> Result<(Loaded, ModuleBytes), ChainError> {
-        let digest = sha256(&wasm);
-        let (module, wasm) = match known.iter().find(|known| known.is(&digest, entry)) {
+        let (module, wasm) = match known.iter().find(|known| known.is_of(entry, &sha256)) {
             Some(known) => (known.module.clone(), wasm),
             None => self.configured(entry, wasm).map_err(|error| match error {
                 LoadError::Settings(mut problems) if problems.len() == 1 => {
@@ -154,10 +151,10 @@ impl Loader {
         };
         let is_built_in = entry.module.starts_with(bundle::PREFIX);
         if !is_built_in {
-            self.modules.keep(&digest, &wasm, signature.as_deref());
+            self.modules.keep(&sha256, &wasm, signature.as_deref());
         }
         let is_signed = !is_built_in && self.origins.trusted.is_some();
-        Ok((Loaded { entry: entry.clone(), module, is_signed }, ModuleBytes { sha256: digest, wasm, signature }))
+        Ok((Loaded { entry: entry.clone(), module, is_signed }, ModuleBytes { sha256, wasm, signature }))
     }
 
     /// Compiles, configures and tests the module of an entry.
@@ -248,8 +245,4 @@ fn in_parallel<T: Send>(
         let panicked = |_| Err(ChainError::Engine("a thread that loaded a module panicked".into()));
         loading.into_iter().map(|entry| entry.join().unwrap_or_else(panicked)).collect()
     })
-}
-
-fn sha256(wasm: &[u8]) -> String {
-    hex::encode(Sha256::digest(wasm))
 }

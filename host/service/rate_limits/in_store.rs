@@ -24,10 +24,10 @@ const MAX_FULL: usize = 100_000;
 /// How long before the end of a full window the store is asked again.
 const NEAR_THE_END: Duration = Duration::from_secs(1);
 
-/// How often it is looked without finding a further request before the statement is sent; and how often at most. Each time what
-/// is ready runs.
-const QUIET_TURNS: u32 = 8;
-const MOST_TURNS: u32 = 32;
+/// Before it sends a statement for several requests, the task yields until so many yields in a row have brought no further one.
+const QUIET_YIELDS: u32 = 8;
+/// Most yields before a statement.
+const MOST_YIELDS: u32 = 32;
 
 type Answer = oneshot::Sender<Result<RateLimitStatus>>;
 /// Who waits, by key.
@@ -41,10 +41,10 @@ pub(super) struct InStore {
 struct State {
     /// Who waits for the next statement.
     waiting: Waiting,
-    /// How many they are.
-    asked: usize,
-    /// How many requests the last statement was for.
-    last_asked: usize,
+    /// How many they are, over all keys.
+    requests: usize,
+    /// How many requests the last statement counted.
+    last_batch: usize,
     is_under_way: bool,
     /// Windows that were full. They are until they end, for counts only grow.
     full: LruCache<Uuid, Windows>,
@@ -53,7 +53,7 @@ struct State {
 impl InStore {
     pub(super) fn new(limits: Limits) -> Self {
         let (waiting, full) = (Waiting::new(), LruCache::new(MAX_FULL));
-        let state = State { waiting, asked: 0, last_asked: 0, is_under_way: false, full };
+        let state = State { waiting, requests: 0, last_batch: 0, is_under_way: false, full };
         Self { limits, state: Mutex::new(state) }
     }
 
@@ -70,7 +70,7 @@ impl InStore {
             }
             let (sender, answer) = oneshot::channel();
             state.waiting.entry(key_id).or_default().push(sender);
-            state.asked += 1;
+            state.requests += 1;
             let counts = !std::mem::replace(&mut state.is_under_way, true);
             (answer, Counting(counts.then(|| for_no_request(self.clone().count_waiting(store.clone())).boxed())))
         };
@@ -90,7 +90,7 @@ impl InStore {
 
     /// Counts until nobody waits.
     async fn count_waiting(self: Arc<Self>, store: Arc<Store>) {
-        let _panics = FailIfPanics(&self);
+        let _reset = ResetOnPanic(&self);
         loop {
             self.gather().await;
             let waiting = {
@@ -99,7 +99,7 @@ impl InStore {
                 if !state.is_under_way {
                     return;
                 }
-                state.last_asked = std::mem::take(&mut state.asked);
+                state.last_batch = std::mem::take(&mut state.requests);
                 std::mem::take(&mut state.waiting)
             };
             let new = self.count_all(&store, waiting).await;
@@ -118,16 +118,16 @@ impl InStore {
         }
     }
 
-    /// Where several ask at once, those whose requests have come by now ask first, so that fewer statements count them.
+    /// Lets requests that have arrived join the batch, where several ask at once: fewer statements count them.
     async fn gather(&self) {
-        let (mut asked, mut quiet) = (0, 0);
-        for _ in 0..MOST_TURNS {
-            let State { asked: now, last_asked, .. } = *self.state();
-            quiet = if now == asked { quiet + 1 } else { 0 };
-            if quiet == QUIET_TURNS || now.max(last_asked) <= 1 {
+        let (mut before, mut quiet) = (0, 0);
+        for _ in 0..MOST_YIELDS {
+            let State { requests, last_batch, .. } = *self.state();
+            quiet = if requests == before { quiet + 1 } else { 0 };
+            if quiet == QUIET_YIELDS || requests.max(last_batch) <= 1 {
                 return;
             }
-            asked = now;
+            before = requests;
             tokio::task::yield_now().await;
         }
     }
@@ -170,8 +170,8 @@ impl InStore {
     }
 }
 
-/// Counts for all that wait, as part of the first of them: a task of its own would cost two changes of threads. It becomes one
-/// when that request has its answer, or its client goes.
+/// The future that counts for all requests that wait. The task of the first one polls it, which saves two switches of threads. When
+/// that request is answered, or is dropped because its client has gone, the future moves to a task of its own.
 struct Counting(Option<BoxFuture<'static, ()>>);
 
 impl Counting {
@@ -195,15 +195,14 @@ impl Drop for Counting {
     }
 }
 
-/// Answers those that wait where counting panics, so that the next one begins anew.
-struct FailIfPanics<'a>(&'a InStore);
+/// If counting panics, those that wait get an error, and the next request begins to count again.
+struct ResetOnPanic<'a>(&'a InStore);
 
-impl Drop for FailIfPanics<'_> {
+impl Drop for ResetOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let mut state = self.0.state();
-            (state.is_under_way, state.asked) = (false, 0);
-            // Without their senders they get an error.
+            (state.is_under_way, state.requests) = (false, 0);
             state.waiting.clear();
         }
     }

@@ -22,7 +22,7 @@ struct State {
     intact: bool,
     /// How often it was cut.
     cuts: u32,
-    /// Connections that were made before so many cuts are never told that they are lost.
+    /// Connections from before this cut stay open and silent for ever.
     silent: u32,
     /// How many connections were made to it.
     dials: u32,
@@ -103,7 +103,7 @@ impl Cable {
         self.state.send_modify(|state| *state = State { intact: true, host: Some(host.address), ..*state });
     }
 
-    /// From here on new connections pass, and nothing on those that were made before, as where an address has moved.
+    /// From here on new connections pass. Existing ones stay open, and nothing passes on them.
     pub fn fail_over(&self) {
         self.cut();
         self.state.send_modify(|state| *state = State { intact: true, silent: state.cuts, ..*state });
