@@ -11,6 +11,7 @@ mod connection;
 mod cut;
 mod exchange;
 mod exchanges;
+mod forwarded;
 mod hasher;
 mod headers;
 mod http_version;

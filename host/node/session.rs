@@ -1,5 +1,6 @@
 //! The session relay: carries the bytes of one run between visitors and the agent's data connections.
 
+mod lending;
 mod visitor;
 
 use std::io;
@@ -19,7 +20,7 @@ use culvert_wire::pipe::{self, Counters};
 use culvert_wire::socket;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -279,28 +280,13 @@ impl SessionRelay {
         self.take_back(stream);
     }
 
-    /// Begins a visit whose bytes somebody else carries, and who gives it back by [`SessionRelay::take_back`].
-    ///
-    /// # Errors
-    ///
-    /// `TimedOut` if the agent brings no connection in time, another error if the tunnel is offline.
-    pub(crate) async fn lend(&self, visited: Visited) -> io::Result<VisitCarrier> {
-        let since = self.clock.moment();
-        let carrier = self.ended.run_until_cancelled(self.clock.timeout(VISITOR_WAIT, self.borrow()));
-        let carrier = match carrier.await {
-            Some(Ok(carrier)) => carrier?,
-            Some(Err(_)) => return Err(io::ErrorKind::TimedOut.into()),
-            None => return Err(io::ErrorKind::ConnectionAborted.into()),
-        };
-        self.begin_visit(carrier, self.visit(visited), since)
-    }
-
     /// Begins a visit on a connection, for somebody who has waited since then.
     fn begin_visit(&self, carrier: Carrier, visit: Visit, since: Moment) -> io::Result<VisitCarrier> {
         if carrier.is_used() {
             self.counts.count(Counted::Reuses, "");
         }
-        let stream = VisitStream::offer(carrier, visit)?;
+        let wish = self.pool().map_or_else(Arc::default, |pool| pool.wish());
+        let stream = VisitStream::offer(carrier, visit, wish)?;
         self.busy(&stream).enter();
         self.counts.visit_waits.note(self.clock.moment().since(since));
         Ok(stream)
@@ -310,25 +296,8 @@ impl SessionRelay {
         if stream.is_single() { &self.counts.streams } else { &self.counts.busy }
     }
 
-    async fn borrow(&self) -> io::Result<Carrier> {
-        // This cannot fail: the sender lives as long as `self`.
-        let _ = self.ready.subscribe().wait_for(|ready| *ready).await;
-        loop {
-            let pool = self.pool().filter(|_| !self.lease_connections.is_used());
-            let pool = pool.ok_or(io::ErrorKind::ConnectionAborted)?;
-            let (borrower, warm) = oneshot::channel();
-            let carrier = match pool.offer(Work::Lend(borrower)) {
-                Ok(()) => warm.await.ok(),
-                Err((_, next)) => next.await,
-            };
-            if let Some(carrier) = carrier {
-                return Ok(carrier);
-            }
-        }
-    }
-
     /// Takes back a visit that has ended.
-    pub(crate) fn take_back(self: Arc<Self>, mut stream: VisitCarrier) {
+    fn take_back(self: Arc<Self>, mut stream: VisitCarrier) {
         let outcome = match stream.refusal() {
             _ if stream.is_malformed() => "protocol",
             Some(_) => "refused",

@@ -1,12 +1,13 @@
 //! Data connections of version 2, by hand: how they are attached, reused, refused, retired and cut.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use culvert_test_macros::both_engines;
 use culvert_wire::base64_bytes::Base64Bytes;
 use culvert_wire::control::{Done, Grant, ToAgent};
-use culvert_wire::data2::attach::{Attach, DenialCode, LaneKind};
+use culvert_wire::data2::attach::{Attach, DenialCode, LaneKind, Wanted};
 use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::frame::{DATA_LIMIT, Frame, HEADER};
 use culvert_wire::data2::stream::{Finished, REST_AFTER, VisitStream};
@@ -122,6 +123,30 @@ async fn one_connection_serves_visitor_after_visitor(engine: Engine) {
         assert_eq!((visit.visitor, visit.local), (own, other));
         carrier = warm;
     }
+}
+
+/// A visit says how many wait when it begins. Of those that come later, the agent learns at once, while it connects to its
+/// service, so that it need not wait for the next visit to dial for them.
+#[both_engines]
+async fn agent_learns_of_visitors_who_wait(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let (waiting, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let on_wanted = move |wanted: Wanted| waiting.send(wanted.waiting).unwrap();
+    let mut carrier = stage.carrier().await.on_wanted(Arc::new(on_wanted));
+    let _first = stage.visitor().await;
+    assert_eq!(next_visit(&mut carrier).await.waiting, 0);
+    let mut visitors = Vec::new();
+    for number in 1..=3 {
+        visitors.push(stage.visitor().await);
+        let frame = async {
+            tokio::select! {
+                frame = carrier.next() => panic!("{frame:?}"),
+                waiting = told.recv() => waiting,
+            }
+        };
+        assert_eq!(within(20, frame).await, Some(number));
+    }
+    drop(visitors);
 }
 
 #[both_engines]
@@ -369,7 +394,7 @@ proptest! {
             for (number, (up, down)) in sizes.into_iter().enumerate() {
                 let (up, down) = (vec![number as u8; up], vec![!number as u8; down]);
                 let visitor = async {
-                    let mut stream = VisitStream::offer(node, visit()).unwrap();
+                    let mut stream = VisitStream::offer(node, visit(), Arc::default()).unwrap();
                     assert!(exchange(&mut stream, &up).await.unwrap() == down);
                     stream.finish()
                 };
@@ -429,7 +454,7 @@ async fn cut_visit_never_looks_complete() {
     Frame::End.write(&mut sent).unwrap();
     for cut in 0..=sent.len() {
         let connection = Connection::new(tokio::io::join(&sent[..cut], tokio::io::sink()));
-        let mut stream = VisitStream::offer(connection, visit()).unwrap();
+        let mut stream = VisitStream::offer(connection, visit(), Arc::default()).unwrap();
         let mut bytes = Vec::new();
         let read = stream.read_to_end(&mut bytes).await;
         let _ = stream.shutdown().await;

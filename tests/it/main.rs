@@ -96,6 +96,7 @@ mod registry;
 mod reload;
 mod rules;
 mod sandbox;
+mod service_connections;
 mod sign_up;
 mod slow_policies;
 mod smuggling;

@@ -118,15 +118,17 @@ def tls_context(folder, protocols=None):
 
 
 def abrupt_service(folder):
-    """Ends each answer by closing the connection, without a close_notify alert of TLS."""
+    """Ends each answer by closing the connection, without a close_notify alert of TLS. The body of each request is `five!`: what is
+    not read before the close would reset the connection."""
     context = tls_context(folder)
     listener = socket.create_server(("127.0.0.1", 0))
     print(listener.getsockname()[1], flush=True)
     while True:
         connection, _ = listener.accept()
         stream = context.wrap_socket(connection, server_side=True)
-        while b"\r\n\r\n" not in stream.recv(65536):
-            pass
+        request = b""
+        while not request.endswith(b"\r\n\r\nfive!"):
+            request += stream.recv(65536)
         stream.sendall(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + 300_000 * b"x")
         stream.close()
 

@@ -192,6 +192,14 @@ impl Census {
         self.changed.notify_one();
     }
 
+    /// So many visitors wait for a connection.
+    pub(super) fn note_waiting(&self, waiting: usize) {
+        let mut counts = self.counts();
+        counts.waiting = counts.waiting.max(waiting);
+        drop(counts);
+        self.changed.notify_one();
+    }
+
     /// A stream begins a visit.
     pub(super) fn begin_stream(&self) {
         let mut counts = self.counts();
@@ -266,6 +274,17 @@ mod tests {
             assert!(census.is_surplus());
         }
         assert!(!census.is_surplus(), "{MIN_WARM} are kept");
+    }
+
+    /// Connections that are being dialled count.
+    #[test]
+    fn visitors_who_wait_get_a_connection_each() {
+        let census = Census::new(Clock::manual(DateTime::UNIX_EPOCH));
+        assert_eq!(census.missing(), MIN_WARM);
+        census.note_waiting(5);
+        assert_eq!(census.missing(), 5 - MIN_WARM);
+        census.note_waiting(5);
+        assert_eq!(census.missing(), 0);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use super::served::{Served, ServedTunnels};
 use super::visit::{self, Carrier, VisitContext};
 use culvert_wire::clock::Clock;
 use culvert_wire::control::NodeAddress;
-use culvert_wire::data2::attach::{Attach, Attached, DenialCode, Denied, LaneKind};
+use culvert_wire::data2::attach::{Attach, Attached, DenialCode, Denied, LaneKind, Wanted};
 use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::frame::{Frame, malformed};
 use culvert_wire::data2::transport::Transport;
@@ -164,7 +164,9 @@ impl Shared {
             let wait = match Box::pin(self.attach(token, LaneKind::Visits)).await {
                 Ok(Ok((carrier, asked, round_trip))) => {
                     self.visits.census.attach(asked, round_trip);
-                    visit::wait(&self.visits, carrier).await;
+                    let visits = self.visits.clone();
+                    let on_wanted = Arc::new(move |wanted: Wanted| visits.census.note_waiting(wanted.waiting));
+                    visit::wait(&self.visits, carrier.on_wanted(on_wanted)).await;
                     return self.visits.census.detach();
                 }
                 Ok(Err(denied)) => {

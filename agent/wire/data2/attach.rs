@@ -43,6 +43,14 @@ pub struct Attached {
     pub most: usize,
 }
 
+/// More visitors have come than there are warm connections. The node says so within a visit that has just begun, and again
+/// when there are more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wanted {
+    /// The visitors that wait for a connection.
+    pub waiting: usize,
+}
+
 /// The node does not take the connection, and closes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Denied {

@@ -3,10 +3,12 @@
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
+use super::attach::Wanted;
 use super::frame::{Frame, HEADER, Header, malformed};
 
 pub struct Connection<S> {
@@ -24,7 +26,12 @@ pub struct Connection<S> {
     is_used: bool,
     /// Whether it serves one visit only, whose bytes have no frames.
     is_single: bool,
+    /// Who is told that the node wants more connections.
+    on_wanted: Option<OnWanted>,
 }
+
+/// Is told how many visitors wait.
+pub type OnWanted = Arc<dyn Fn(Wanted) + Send + Sync>;
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     pub fn new(stream: S) -> Self {
@@ -39,12 +46,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             written: 0,
             is_used: false,
             is_single: false,
+            on_wanted: None,
         }
     }
 
     /// A connection for one visit, whose bytes have no frames.
     pub fn single(stream: S) -> Self {
         Self { is_single: true, ..Self::new(stream) }
+    }
+
+    /// The agent's side: has somebody told that the node wants more connections.
+    #[must_use]
+    pub fn on_wanted(self, on_wanted: OnWanted) -> Self {
+        Self { on_wanted: Some(on_wanted), ..self }
     }
 
     pub(super) fn is_single(&self) -> bool {
@@ -92,8 +106,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             }
             let payload = std::mem::take(&mut self.payload);
             (self.expected, self.payload_filled, self.header_filled) = (None, 0, 0);
-            if let Some(frame) = header.frame(payload)? {
-                return Poll::Ready(Ok(Some(frame)));
+            match header.frame(payload)? {
+                Some(Frame::Wanted(wanted)) => self.on_wanted.iter().for_each(|on_wanted| on_wanted(wanted)),
+                Some(frame) => return Poll::Ready(Ok(Some(frame))),
+                None => {}
             }
         }
     }
@@ -133,10 +149,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         space: &mut ReadBuf<'_>,
         most: usize,
     ) -> Poll<io::Result<usize>> {
-        let length = most.min(space.remaining());
-        let read = ready!(poll_read_some(&mut self.stream, context, space.initialize_unfilled_to(length)))?;
-        space.advance(read);
-        Poll::Ready(Ok(read))
+        let before = space.filled().len();
+        // `Take` needs no space that is filled with zeros first.
+        let mut stream = (&mut self.stream).take(most as u64);
+        ready!(Pin::new(&mut stream).poll_read(context, space))?;
+        Poll::Ready(Ok(space.filled().len() - before))
     }
 
     /// Queues a frame.

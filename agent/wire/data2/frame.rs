@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::attach::{Attach, Attached, Denied};
+use super::attach::{Attach, Attached, Denied, Wanted};
 use super::datagram::{MOST_OVERHEAD, MOST_PAYLOAD};
 use super::visit::{Accepted, Refused, Visit};
 
@@ -32,6 +32,7 @@ const VISIT: u8 = 0x20;
 const ACCEPTED: u8 = 0x21;
 const REFUSED: u8 = 0x22;
 const DATAGRAM: u8 = 0x40;
+const WANTED: u8 = 0x80;
 
 /// A frame. Of [`Frame::Data`], only the length is here: its bytes are read and written apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +57,8 @@ pub enum Frame {
     Refused(Refused),
     /// A visitor's datagram ([`super::datagram`]).
     Datagram(Bytes),
+    /// Visitors wait for a connection. Agents that do not know it skip it.
+    Wanted(Wanted),
 }
 
 /// What a header announces.
@@ -112,6 +115,7 @@ impl Header {
             VISIT => Frame::Visit(json(payload)?),
             ACCEPTED => Frame::Accepted(json(payload)?),
             REFUSED => Frame::Refused(json(payload)?),
+            WANTED => Frame::Wanted(json(payload)?),
             _ => return Ok(None),
         }))
     }
@@ -136,6 +140,7 @@ impl Frame {
             Self::Visit(visit) => control(out, VISIT, visit)?,
             Self::Accepted(accepted) => control(out, ACCEPTED, accepted)?,
             Self::Refused(refused) => control(out, REFUSED, refused)?,
+            Self::Wanted(wanted) => control(out, WANTED, wanted)?,
             Self::Datagram(bytes) => {
                 header(out, DATAGRAM, bytes.len());
                 out.extend_from_slice(bytes);

@@ -11,6 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::connection::Connection;
 use super::frame::{DATA_LIMIT, Frame, malformed};
 use super::visit::{Accepted, Refused, Visit};
+use super::wish::Wish;
 
 /// After so many bytes of a visit, the rest of the direction is sent without frames.
 pub const REST_AFTER: u64 = 1024 * 1024;
@@ -25,6 +26,8 @@ pub struct VisitStream<S> {
     sent: u64,
     /// How the agent has accepted the visit.
     accepted: Arc<OnceLock<Accepted>>,
+    /// The node's wish for more connections.
+    wish: Option<Arc<Wish>>,
     /// Whether the queue is to wait for the next flush: see [`VisitStream::accept`].
     is_held: bool,
     /// Whether the other side has not kept to the protocol.
@@ -71,15 +74,16 @@ pub enum Finished<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> VisitStream<S> {
-    /// The node's side: announces a visit.
+    /// The node's side: announces a visit, and until the agent has answered, how many more visitors wait.
     ///
     /// # Errors
     ///
     /// If the announcement is too long for a frame.
-    pub fn offer(mut connection: Connection<S>, visit: Visit) -> io::Result<Self> {
+    pub fn offer(mut connection: Connection<S>, visit: Visit, wish: Arc<Wish>) -> io::Result<Self> {
         connection.begin_visit();
         connection.push(&Frame::Visit(visit))?;
-        Ok(Self::new(connection, Receiving::Offered, false))
+        let wish = Some(wish).filter(|_| !connection.is_single());
+        Ok(Self { wish, ..Self::new(connection, Receiving::Offered, false) })
     }
 
     /// The agent's side: accepts a visit. The acceptance usually goes with the first bytes of the target: it waits for
@@ -97,7 +101,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> VisitStream<S> {
 
     fn new(connection: Connection<S>, receiving: Receiving, is_held: bool) -> Self {
         let sending = if connection.is_single() { Sending::Rest } else { Sending::Frames };
-        Self { connection, receiving, sending, sent: 0, accepted: Arc::default(), is_held, is_malformed: false }
+        let accepted = Arc::default();
+        Self { connection, receiving, sending, sent: 0, accepted, wish: None, is_held, is_malformed: false }
     }
 
     /// Whether this is the only visit of its connection.
@@ -118,6 +123,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> VisitStream<S> {
     pub async fn until_accepted(&mut self) -> io::Result<()> {
         poll_fn(|context| {
             while matches!(self.receiving, Receiving::Offered) {
+                self.poll_wish(context)?;
                 ready!(self.connection.poll_flush(context))?;
                 ready!(self.poll_frames(context))?;
             }
@@ -143,6 +149,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> VisitStream<S> {
         }
     }
 
+    /// Whether this side has ended its direction of an accepted visit, and the other side has not.
+    pub fn is_half_ended(&self) -> bool {
+        matches!(self.sending, Sending::Ended | Sending::RestEnded)
+            && matches!(self.receiving, Receiving::Frames { left: 0 } | Receiving::Rest)
+    }
+
     /// The connection, when the visit has ended.
     pub fn finish(self) -> Finished<S> {
         let Self { connection, receiving, sending, .. } = self;
@@ -156,6 +168,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin> VisitStream<S> {
             }
             _ => Finished::Cut(connection),
         }
+    }
+
+    /// Sends the wish for more connections, if there is one.
+    fn poll_wish(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        let wanted = self.wish.as_ref().filter(|_| self.sending == Sending::Frames).and_then(|wish| wish.take(context));
+        if let Some(wanted) = wanted {
+            self.connection.push(&Frame::Wanted(wanted))?;
+            // What the stream does not take now is written by the next call.
+            if let Poll::Ready(flushed) = self.connection.poll_flush(context) {
+                flushed?;
+            }
+        }
+        Ok(())
     }
 
     /// Reads frames up to the next bytes or the end of the direction.
@@ -194,7 +219,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for VisitStream<S> {
         let this = &mut *self;
         loop {
             match &mut this.receiving {
-                Receiving::Offered | Receiving::Frames { left: 0 } => ready!(this.poll_frames(context))?,
+                Receiving::Offered => {
+                    this.poll_wish(context)?;
+                    ready!(this.poll_frames(context))?;
+                }
+                Receiving::Frames { left: 0 } => ready!(this.poll_frames(context))?,
                 Receiving::Frames { left } => {
                     let read = ready!(this.connection.poll_bytes(context, space, *left))?;
                     if read == 0 && space.remaining() > 0 {

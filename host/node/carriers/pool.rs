@@ -11,6 +11,7 @@ use culvert_wire::data2::datagram::{CloseReason, Datagram};
 use culvert_wire::data2::frame::Frame;
 use culvert_wire::data2::lane::{Dropped, Lane, Lanes, Receiver, TlsLane};
 use culvert_wire::data2::transport::Transport;
+use culvert_wire::data2::wish::Wish;
 use culvert_wire::data2::{MAX_LANES, MAX_WARM};
 use culvert_wire::node::Counted;
 use culvert_wire::quic::{self, QuicStream};
@@ -43,6 +44,7 @@ pub(crate) struct Pool<J> {
     lanes: Mutex<Lanes>,
     flows: FlowNumbers,
     closes: CloseLimit,
+    wish: Arc<Wish>,
 }
 
 struct State<J> {
@@ -58,11 +60,17 @@ impl<J: Job> Pool<J> {
     pub(super) fn new(counts: Arc<Counts>, clock: Clock) -> Arc<Self> {
         let state = State { warm: BTreeMap::new(), next: 0, waiting: VecDeque::new(), quic: None };
         let (flows, closes) = (FlowNumbers::default(), CloseLimit::new(clock));
-        Arc::new(Self { counts, state: Mutex::new(state), lanes: Mutex::default(), flows, closes })
+        let (state, lanes, wish) = (Mutex::new(state), Mutex::default(), Arc::default());
+        Arc::new(Self { counts, state, lanes, flows, closes, wish })
     }
 
     pub(super) fn is_full(&self) -> bool {
         lock(&self.state).warm.len() >= MAX_WARM
+    }
+
+    /// What visits tell the agent of those that wait.
+    pub(crate) fn wish(&self) -> Arc<Wish> {
+        self.wish.clone()
     }
 
     /// How many wait for a connection.
@@ -78,12 +86,9 @@ impl<J: Job> Pool<J> {
     /// The job, and the next connection, if there is neither.
     pub(crate) fn offer(&self, mut job: J) -> Result<(), (J, NextCarrier)> {
         let mut state = lock(&self.state);
-        while let Some((_, warm)) = state.warm.pop_last() {
-            self.counts.warm.leave();
-            match warm.send(job) {
-                Ok(()) => return Ok(()),
-                Err(returned) => job = returned,
-            }
+        match self.give_to_warm(&mut state, job) {
+            Ok(()) => return Ok(()),
+            Err(returned) => job = returned,
         }
         // Where as many streams are open as may be, there is none at once.
         match state.quic.as_ref().and_then(|connection| connection.open_bi().now_or_never()) {
@@ -97,7 +102,28 @@ impl<J: Job> Pool<J> {
         let (sender, next) = oneshot::channel();
         state.waiting.retain(|waiting| !waiting.is_closed());
         state.waiting.push_back(sender);
+        self.wish.set(state.waiting.len());
         Err((job, next_carrier(next, state.quic.clone()).boxed()))
+    }
+
+    /// As [`Pool::offer`], to a warm connection alone.
+    ///
+    /// # Errors
+    ///
+    /// The job, if none is warm.
+    pub(crate) fn offer_warm(&self, job: J) -> Result<(), J> {
+        self.give_to_warm(&mut lock(&self.state), job)
+    }
+
+    fn give_to_warm(&self, state: &mut State<J>, mut job: J) -> Result<(), J> {
+        while let Some((_, warm)) = state.warm.pop_last() {
+            self.counts.warm.leave();
+            match warm.send(job) {
+                Ok(()) => return Ok(()),
+                Err(returned) => job = returned,
+            }
+        }
+        Err(job)
     }
 
     pub(crate) fn flows(&self) -> &FlowNumbers {

@@ -263,7 +263,7 @@ fn to_service(
     let line = request.method().as_str().len() + target + "HTTP/1.1".len() + 4;
     count(&run.counters().forth, line + headers::size(request.headers()));
     let (mut head, body) = request.into_parts();
-    headers::to_service(&mut head, peer, name, host_header);
+    headers::to_service(&mut head, &visitor.forwarded(peer, name), host_header);
     if !body.is_end_stream() && body.size_hint().exact().is_none() {
         // Without it, hyper sends a GET without its body.
         head.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));

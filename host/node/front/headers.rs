@@ -1,13 +1,11 @@
 //! What is changed of the headers that a request or an answer is passed on with.
 
-use std::net::IpAddr;
-
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use culvert_wire::clock::Clock;
 use hyper::ext::Protocol;
 use hyper::header::{
-    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue,
+    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue,
     PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, TE, TRAILER, TRANSFER_ENCODING,
     UPGRADE,
 };
@@ -15,8 +13,8 @@ use hyper::http::request;
 use hyper::http::uri::PathAndQuery;
 use hyper::{Method, Request, Response, StatusCode, Uri, Version};
 
+use super::forwarded::Forwarded;
 use super::http_version::HttpVersion;
-use super::peer::Peer;
 use super::scheme::Scheme;
 
 /// On every answer that the node makes itself, and on no other.
@@ -107,7 +105,7 @@ pub(super) fn as_http2<B>(mut request: Request<B>, scheme: Scheme) -> Request<B>
 }
 
 /// Prepares a request for the local service.
-pub(super) fn to_service(head: &mut request::Parts, peer: Peer, name: &str, host_header: Option<&str>) {
+pub(super) fn to_service(head: &mut request::Parts, forwarded: &Forwarded, host_header: Option<&str>) {
     let is_upgrade = names(&head.headers, &CONNECTION, "upgrade") && names(&head.headers, &UPGRADE, "websocket");
     let trailers = names(&head.headers, &TE, "trailers");
     remove_hop_by_hop(&mut head.headers);
@@ -122,36 +120,12 @@ pub(super) fn to_service(head: &mut request::Parts, peer: Peer, name: &str, host
         head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         head.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
     }
-    let forwarded_host = head.headers.get(HOST).cloned();
-    forwarded(&mut head.headers, peer, name, forwarded_host);
+    forwarded.insert(&mut head.headers);
     if let Some(host) = host_header.and_then(|host| HeaderValue::from_str(host).ok()) {
         head.headers.insert(HOST, host);
     }
     head.version = Version::HTTP_11;
     head.uri = origin_form(&head.uri);
-}
-
-fn forwarded(headers: &mut HeaderMap, peer: Peer, name: &str, host: Option<HeaderValue>) {
-    let ip = peer.address.ip().to_canonical();
-    // RFC 7239, section 6: an IPv6 address is quoted and in brackets.
-    let node = match ip {
-        IpAddr::V4(ip) => ip.to_string(),
-        IpAddr::V6(ip) => format!("\"[{ip}]\""),
-    };
-    let set = [
-        (HeaderName::from_static("x-forwarded-for"), ip.to_string()),
-        (HeaderName::from_static("x-forwarded-proto"), peer.scheme.as_str().into()),
-        (HeaderName::from_static("x-forwarded-port"), peer.port.to_string()),
-        (FORWARDED, format!("for={node};host=\"{name}\";proto={}", peer.scheme.as_str())),
-    ];
-    for (name, value) in set {
-        if let Ok(value) = HeaderValue::try_from(value) {
-            headers.insert(name, value);
-        }
-    }
-    if let Some(host) = host {
-        headers.insert("x-forwarded-host", host);
-    }
 }
 
 /// The authority of a request of HTTP/2.

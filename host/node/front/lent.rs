@@ -22,10 +22,22 @@ pub(super) async fn lend(run: &Arc<SessionRelay>, visited: Visited) -> Result<Be
         io::ErrorKind::TimedOut => Page::DEVICE_TIMEOUT,
         _ => Page::TUNNEL_OFFLINE,
     })?;
-    let outcome =
-        Outcome { accepted: stream.accepted(), refusal: OnceLock::new(), spoken: watch::Sender::new(Spoken::Nothing) };
-    let outcome = Arc::new(outcome);
-    Ok((Lent { run: run.clone(), stream: Some(stream), outcome: outcome.clone(), is_begun: false }, outcome))
+    Ok(begin(run, stream))
+}
+
+/// As [`lend`], on a warm connection; `None` where there is none.
+pub(super) async fn lend_warm(run: &Arc<SessionRelay>, visited: Visited) -> Option<Begun> {
+    Some(begin(run, run.lend_warm(visited).await?))
+}
+
+fn begin(run: &Arc<SessionRelay>, stream: VisitCarrier) -> Begun {
+    let outcome = Arc::new(Outcome {
+        is_single: stream.is_single(),
+        accepted: stream.accepted(),
+        refusal: OnceLock::new(),
+        spoken: watch::Sender::new(Spoken::Nothing),
+    });
+    (Lent { run: run.clone(), stream: Some(stream), outcome: outcome.clone(), is_begun: false }, outcome)
 }
 
 /// A visit, and what becomes of it.
@@ -33,6 +45,8 @@ pub(super) type Begun = (Lent, Arc<Outcome>);
 
 /// What became of a visit.
 pub(super) struct Outcome {
+    /// Whether it is the only visit of its connection, a stream of QUIC.
+    pub is_single: bool,
     accepted: Arc<OnceLock<Accepted>>,
     refusal: OnceLock<RefusalCode>,
     pub spoken: watch::Sender<Spoken>,
@@ -103,7 +117,7 @@ impl Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         if let Some(stream) = self.stream.take() {
-            self.run.clone().take_back(stream);
+            self.run.clone().end_lent(stream);
         }
     }
 }

@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use super::body::Body;
 use super::headers;
-use super::lent::{Begun, Lent, Outcome, Spoken, lend};
+use super::lent::{Begun, Lent, Outcome, Spoken, lend, lend_warm};
 use super::limits::WebLimits;
 use super::pages::Page;
 use super::scheme::Scheme;
@@ -142,6 +142,11 @@ impl Upstream {
     /// Gives the connection a task of its own, where nobody will wait for its bytes.
     pub(super) fn detach(&mut self) {
         self.driver.take().map(tokio::spawn);
+    }
+
+    /// Ends an idle connection.
+    fn end(mut self) {
+        self.detach();
     }
 }
 
@@ -319,12 +324,21 @@ impl Upstreams {
     async fn send_http1(
         &self,
         destination: Destination<'_>,
-        begun: Option<Box<Begun>>,
+        mut begun: Option<Box<Begun>>,
         mut request: Request<Body>,
     ) -> Result<(Response<Incoming>, Upstream), Page> {
-        if begun.is_none()
-            && let Some(mut used) = self.take(destination.key())
-        {
+        let mut used = if begun.is_none() { self.take(destination.key()) } else { None };
+        // A stream of QUIC costs more with each request than a connection of TLS.
+        if let Some(stream) = used.take_if(|used| used.outcome.is_single) {
+            match lend_warm(destination.run, destination.visited(None)).await {
+                Some(warm) => {
+                    stream.end();
+                    begun = Some(Box::new(warm));
+                }
+                None => used = Some(stream),
+            }
+        }
+        if let Some(mut used) = used {
             // A service may close an idle connection at any time. Then a request that changes nothing (RFC 9110, section
             // 9.2.1) and has no body is sent once more.
             let may_repeat = request.method().is_safe() && request.body().is_end_stream();
@@ -401,13 +415,13 @@ impl Upstreams {
     }
 
     fn keep(&self, key: Key, upstream: Upstream) {
-        if !upstream.outcome.leads_to(key.service.target_version) {
-            return;
-        }
         let mut idle = lock(&self.idle);
-        if idle.count < self.limits.upstream_connections {
+        if upstream.outcome.leads_to(key.service.target_version) && idle.count < self.limits.upstream_connections {
             idle.by_key.entry(key).or_default().push((self.clock.moment(), upstream));
             idle.count += 1;
+        } else {
+            drop(idle);
+            upstream.end();
         }
     }
 
@@ -416,7 +430,10 @@ impl Upstreams {
         let now = self.clock.moment();
         let mut idle = lock(&self.idle);
         for kept in idle.by_key.values_mut() {
-            kept.retain_mut(|(since, upstream)| now.since(*since) < self.limits.upstream_idle && upstream.is_ready());
+            let gone = kept.extract_if(.., |(since, upstream)| {
+                now.since(*since) >= self.limits.upstream_idle || !upstream.is_ready()
+            });
+            gone.for_each(|(_, upstream)| upstream.end());
         }
         idle.by_key.retain(|_, kept| !kept.is_empty());
         idle.shared.retain(|_, (used, sender)| now.since(*used) < self.limits.upstream_idle && !sender.is_closed());

@@ -1,13 +1,15 @@
 //! A visitor's connection, as its requests see it.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use super::certificates::Held;
+use super::forwarded::Forwarded;
 use super::http_version::HttpVersion;
 use super::peer::Peer;
 use super::phase::ConnectionPhase;
 use super::upstream::Upstreams;
 use crate::addresses::Entry;
+use crate::lock;
 
 /// A visitor's connection. It is counted for its address as long as anything of it is there, a WebSocket too.
 pub(super) struct VisitorConnection {
@@ -19,11 +21,22 @@ pub(super) struct VisitorConnection {
     pub _entry: Option<Entry>,
     /// Connections to services that are told who this visitor is. They end with the visitor's.
     own_upstreams: OnceLock<Arc<Upstreams>>,
+    /// Those of the last request.
+    forwarded: Mutex<Option<Arc<Forwarded>>>,
 }
 
 impl VisitorConnection {
     pub(super) fn new(peer: Peer, shown: Option<Arc<Held>>, version: HttpVersion, entry: Option<Entry>) -> Self {
-        Self { peer, shown, version, _entry: entry, own_upstreams: OnceLock::new() }
+        Self { peer, shown, version, _entry: entry, own_upstreams: OnceLock::new(), forwarded: Mutex::default() }
+    }
+
+    /// The headers by which a service learns whom a request for a name is from.
+    pub(super) fn forwarded(&self, peer: Peer, name: &str) -> Arc<Forwarded> {
+        let mut last = lock(&self.forwarded);
+        match &*last {
+            Some(last) if last.is_of(peer, name) => last.clone(),
+            _ => last.insert(Forwarded::new(peer, name)).clone(),
+        }
     }
 
     /// Where connections to services are kept.

@@ -1,0 +1,67 @@
+//! Visits that are lent: somebody else carries their bytes.
+
+use std::io;
+use std::sync::Arc;
+
+use tokio::io::AsyncReadExt;
+use tokio::sync::oneshot;
+
+use super::{ACCEPT_WITHIN, SessionRelay, VISITOR_WAIT, VisitCarrier, Visited, Work};
+use crate::carriers::Carrier;
+
+impl SessionRelay {
+    /// Begins a visit whose bytes somebody else carries, and who gives it back by [`SessionRelay::end_lent`].
+    ///
+    /// # Errors
+    ///
+    /// `TimedOut` if the agent brings no connection in time, another error if the tunnel is offline.
+    pub(crate) async fn lend(&self, visited: Visited) -> io::Result<VisitCarrier> {
+        let since = self.clock.moment();
+        let carrier = self.ended.run_until_cancelled(self.clock.timeout(VISITOR_WAIT, self.borrow()));
+        let carrier = match carrier.await {
+            Some(Ok(carrier)) => carrier?,
+            Some(Err(_)) => return Err(io::ErrorKind::TimedOut.into()),
+            None => return Err(io::ErrorKind::ConnectionAborted.into()),
+        };
+        self.begin_visit(carrier, self.visit(visited), since)
+    }
+
+    /// As [`SessionRelay::lend`], at once and on a warm connection; `None` where there is none.
+    pub(crate) async fn lend_warm(&self, visited: Visited) -> Option<VisitCarrier> {
+        let since = self.clock.moment();
+        let (borrower, warm) = oneshot::channel();
+        self.pool()?.offer_warm(Work::Lend(borrower)).ok()?;
+        self.begin_visit(warm.await.ok()?, self.visit(visited), since).ok()
+    }
+
+    async fn borrow(&self) -> io::Result<Carrier> {
+        // This cannot fail: the sender lives as long as `self`.
+        let _ = self.ready.subscribe().wait_for(|ready| *ready).await;
+        loop {
+            let pool = self.pool().filter(|_| !self.lease_connections.is_used());
+            let pool = pool.ok_or(io::ErrorKind::ConnectionAborted)?;
+            let (borrower, warm) = oneshot::channel();
+            let carrier = match pool.offer(Work::Lend(borrower)) {
+                Ok(()) => warm.await.ok(),
+                Err((_, next)) => next.await,
+            };
+            if let Some(carrier) = carrier {
+                return Ok(carrier);
+            }
+        }
+    }
+
+    /// Takes back a visit that was lent. Where the node has ended its direction, the service may do the same.
+    pub(crate) fn end_lent(self: Arc<Self>, mut stream: VisitCarrier) {
+        if !stream.is_half_ended() {
+            return self.take_back(stream);
+        }
+        tokio::spawn(async move {
+            let mut byte = [0];
+            let ended = self.clock.timeout(ACCEPT_WITHIN, stream.read(&mut byte));
+            // If a byte comes instead, the visit was cut short.
+            let _ = self.ended.run_until_cancelled(ended).await;
+            self.take_back(stream);
+        });
+    }
+}

@@ -1,0 +1,120 @@
+//! Connections to web services, which are kept from one request to the next.
+
+use std::time::Duration;
+
+use culvert_agent::ipc::{Answer, Request};
+use culvert_test_macros::both_engines;
+use futures_util::future::join_all;
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+use crate::support::device::{Remote, TestDevice};
+use crate::support::host::{Engine, TestHost, within};
+use crate::support::web::{Browser, WebService, read_chunk, read_head};
+
+const NAME: &str = "hello.tunnel.localhost";
+const IDLE: Duration = Duration::from_secs(5);
+/// More visitors than there are warm connections.
+const BURST: usize = 40;
+
+struct Stage {
+    host: TestHost,
+    device: TestDevice,
+}
+
+impl Stage {
+    /// An http tunnel to a port.
+    async fn set(engine: Engine, port: u16) -> Self {
+        let host = TestHost::with(engine, |config| config.node.http.upstream_idle_ms = IDLE.as_millis() as u64).await;
+        let ada = host.person("ada").await;
+        let api = host.api(&ada.key);
+        let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
+        let tunnel = json!({
+            "protocol": "http", "subdomain": "hello", "local_port": port, "http_ssl_enabled": false,
+        });
+        let tunnel = api.post("/tunnels", tunnel).await.id();
+        host.run_tunnel(&api, &device, tunnel).await;
+        Self { host, device }
+    }
+
+    async fn browser(&self) -> Browser {
+        Browser::open(self.host.http_address().await).await
+    }
+
+    async fn until_reached_by_quic(&self) {
+        let transport = async || match self.device.ask(Request::Status).await {
+            Ok(Answer::Status(status)) => status.nodes.first().map(|node| node.transport.clone()),
+            other => panic!("{other:?}"),
+        };
+        self.host.until_found(async || transport().await.filter(|transport| transport == "TLS + QUIC")).await;
+    }
+
+    async fn streams(&self) -> f64 {
+        self.host.metric(r#"culvert_node_carriers{transport="quic",state="busy"}"#).await.unwrap_or_default()
+    }
+}
+
+/// Requests at once find few warm connections of TLS, and the others get streams of QUIC. Those cost more with each
+/// request, so that the next requests leave them.
+#[both_engines]
+async fn requests_after_a_burst_go_by_tls(engine: Engine) {
+    let stage = Stage::set(engine, WebService::start().await.port).await;
+    stage.until_reached_by_quic().await;
+    let mut browsers = join_all((0..BURST).map(|_| stage.browser())).await;
+    let begin = format!("POST /stream HTTP/1.1\r\nHost: {NAME}\r\nTransfer-Encoding: chunked\r\n\r\n");
+    let begun = browsers.iter_mut().map(async |browser| {
+        browser.0.write_all(begin.as_bytes()).await.unwrap();
+        read_head(&mut browser.0).await.unwrap()
+    });
+    let heads = within(60, join_all(begun)).await;
+    assert!(heads.iter().all(|head| head.starts_with("HTTP/1.1 200")), "{heads:?}");
+    stage.host.until_found(async || (stage.streams().await > 0.0).then_some(())).await;
+    let ended = browsers.iter_mut().map(async |browser| {
+        browser.0.write_all(b"0\r\n\r\n").await.unwrap();
+        assert!(read_chunk(&mut browser.0).await.is_empty());
+    });
+    within(60, join_all(ended)).await;
+    stage
+        .host
+        .until_found(async || {
+            let asked = browsers.iter_mut().map(async |browser| browser.outcome(NAME, "/echo").await);
+            assert!(join_all(asked).await.iter().all(|outcome| outcome == "200"));
+            (stage.streams().await == 0.0).then_some(())
+        })
+        .await;
+}
+
+/// The service sees a regular end, and the next visit uses the same connection to the agent.
+#[both_engines]
+async fn idle_connection_ends_regularly(engine: Engine) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let stage = Stage::set(engine, listener.local_addr().unwrap().port()).await;
+    let (ended, end) = oneshot::channel();
+    let served = tokio::spawn(async move {
+        let mut ended = Some(ended);
+        while let Ok((mut stream, _)) = listener.accept().await {
+            // An agent looks whether the service is there.
+            if read_head(&mut stream).await.is_none() {
+                continue;
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+            if let Some(ended) = ended.take() {
+                let _ = ended.send(stream.read(&mut [0]).await.map_err(|error| error.kind()));
+            } else {
+                tokio::spawn(async move { stream.read(&mut [0]).await });
+            }
+        }
+    });
+    let mut browser = stage.browser().await;
+    assert_eq!(browser.outcome(NAME, "/").await, "200");
+    stage.host.pass(IDLE).await;
+    assert_eq!(within(20, end).await.unwrap(), Ok(0));
+    let busy = r#"culvert_node_carriers{transport="tls",state="busy"}"#;
+    stage.host.until_found(async || stage.host.metric(busy).await.filter(|busy| *busy == 0.0)).await;
+    assert_eq!(browser.outcome(NAME, "/").await, "200");
+    let reuses = "culvert_node_reuses_total";
+    stage.host.until_found(async || stage.host.metric(reuses).await.filter(|reuses| *reuses == 1.0)).await;
+    served.abort();
+}
