@@ -25,7 +25,7 @@ pub mod parts;
 pub mod stream;
 pub mod transport;
 pub mod visit;
-pub mod wish;
+pub mod waiters;
 
 /// The protocol's name in the TLS handshake (ALPN, RFC 7301).
 pub const ALPN: &[u8] = b"culvert-data/2";

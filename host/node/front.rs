@@ -27,6 +27,7 @@ mod timer;
 mod tls;
 mod transport;
 mod upstream;
+mod upstream_version;
 mod visitor;
 
 use std::io;

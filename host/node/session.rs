@@ -42,6 +42,8 @@ pub(crate) type VisitCarrier = VisitStream<Transport>;
 const VISITOR_WAIT: Duration = Duration::from_secs(10);
 /// How long the agent may take to say whether it reached its local target.
 pub(crate) const ACCEPT_WITHIN: Duration = Duration::from_secs(15);
+/// How long a connection to a service may take to end.
+pub(crate) const END_WITHIN: Duration = Duration::from_secs(15);
 
 pub(crate) struct SessionRelay {
     assignment: Mutex<Assignment>,
@@ -285,8 +287,8 @@ impl SessionRelay {
         if carrier.is_used() {
             self.counts.count(Counted::Reuses, "");
         }
-        let wish = self.pool().map_or_else(Arc::default, |pool| pool.wish());
-        let stream = VisitStream::offer(carrier, visit, wish)?;
+        let waiters = self.pool().map_or_else(Arc::default, |pool| pool.waiters().clone());
+        let stream = VisitStream::offer(carrier, visit, waiters)?;
         self.busy(&stream).enter();
         self.counts.visit_waits.note(self.clock.moment().since(since));
         Ok(stream)
@@ -297,7 +299,7 @@ impl SessionRelay {
     }
 
     /// Takes back a visit that has ended.
-    fn take_back(self: Arc<Self>, mut stream: VisitCarrier) {
+    pub(crate) fn take_back(self: Arc<Self>, mut stream: VisitCarrier) {
         let outcome = match stream.refusal() {
             _ if stream.is_malformed() => "protocol",
             Some(_) => "refused",
@@ -389,7 +391,7 @@ impl SessionRelay {
             kind,
             name,
             alpn,
-            waiting: self.pool().map_or(0, |pool| pool.waiting()),
+            waiting: self.pool().map_or(0, |pool| pool.waiters().count()),
         }
     }
 

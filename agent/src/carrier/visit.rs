@@ -104,12 +104,19 @@ async fn retire(cx: &VisitContext, mut carrier: Carrier) {
 }
 
 /// Serves a visit, until it ends or its tunnel stops. Returns the connection if it can be used again.
-async fn serve(cx: &VisitContext, carrier: Carrier, visit: Visit) -> Option<Carrier> {
+async fn serve(cx: &VisitContext, mut carrier: Carrier, visit: Visit) -> Option<Carrier> {
     let Some(served) = cx.served.find(visit.tunnel_id, visit.epoch) else {
         let refused = Refused { code: RefusalCode::Fenced, detail: "this epoch is not served here".into() };
         return refuse(cx, carrier, refused).await;
     };
-    let reached = served.stop.run_until_cancelled(Box::pin(served.target.reach(&visit))).await?;
+    let reached = async {
+        tokio::select! {
+            biased;
+            reached = served.target.reach(&visit) => reached,
+            never = carrier.note_wanted() => match never {},
+        }
+    };
+    let reached = served.stop.run_until_cancelled(Box::pin(reached)).await?;
     if visit.port_id.is_none() {
         // The service of an extra port may be unavailable without the tunnel being reported as degraded.
         served.target.note(reached.as_ref().err().cloned()).await;

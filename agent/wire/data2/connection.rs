@@ -114,6 +114,36 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         }
     }
 
+    /// Takes note of what the node wants while somebody else makes the connection useful. Never returns: the next frame of a
+    /// visit waits for [`Connection::next`].
+    pub async fn note_wanted(&mut self) -> std::convert::Infallible {
+        poll_fn(|context| {
+            // The bytes of its one visit follow without frames.
+            if self.is_single {
+                return Poll::Pending;
+            }
+            loop {
+                // Whether the connection has ended shows with the next frame, too.
+                let header = match self.expected {
+                    Some(header) => header,
+                    None => match ready!(self.poll_header(context)) {
+                        Ok(Some(header)) => header,
+                        Ok(None) | Err(_) => return Poll::Pending,
+                    },
+                };
+                if !header.is_hint() || ready!(self.poll_payload(context)).is_err() {
+                    return Poll::Pending;
+                }
+                let payload = std::mem::take(&mut self.payload);
+                (self.expected, self.payload_filled, self.header_filled) = (None, 0, 0);
+                if let Ok(Some(Frame::Wanted(wanted))) = header.frame(payload) {
+                    self.on_wanted.iter().for_each(|on_wanted| on_wanted(wanted));
+                }
+            }
+        })
+        .await
+    }
+
     fn poll_header(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<Header>>> {
         while self.header_filled < HEADER {
             let space = &mut self.header[self.header_filled..];

@@ -89,6 +89,11 @@ impl Header {
         Ok(Self { kind, length })
     }
 
+    /// Whether it may come at any time, and be skipped.
+    pub(super) fn is_hint(self) -> bool {
+        self.kind >= RESERVED
+    }
+
     pub fn is_data(self) -> bool {
         self.kind == DATA
     }
@@ -115,7 +120,8 @@ impl Header {
             VISIT => Frame::Visit(json(payload)?),
             ACCEPTED => Frame::Accepted(json(payload)?),
             REFUSED => Frame::Refused(json(payload)?),
-            WANTED => Frame::Wanted(json(payload)?),
+            // It is only a hint.
+            WANTED => return Ok(json(payload).ok().map(Frame::Wanted)),
             _ => return Ok(None),
         }))
     }

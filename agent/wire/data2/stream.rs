@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::connection::Connection;
 use super::frame::{DATA_LIMIT, Frame, malformed};
 use super::visit::{Accepted, Refused, Visit};
-use super::wish::Wish;
+use super::waiters::Waiters;
 
 /// After so many bytes of a visit, the rest of the direction is sent without frames.
 pub const REST_AFTER: u64 = 1024 * 1024;
@@ -26,8 +26,8 @@ pub struct VisitStream<S> {
     sent: u64,
     /// How the agent has accepted the visit.
     accepted: Arc<OnceLock<Accepted>>,
-    /// The node's wish for more connections.
-    wish: Option<Arc<Wish>>,
+    /// The visitors of whom the agent is told until it has answered.
+    waiters: Option<Arc<Waiters>>,
     /// Whether the queue is to wait for the next flush: see [`VisitStream::accept`].
     is_held: bool,
     /// Whether the other side has not kept to the protocol.
@@ -79,11 +79,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> VisitStream<S> {
     /// # Errors
     ///
     /// If the announcement is too long for a frame.
-    pub fn offer(mut connection: Connection<S>, visit: Visit, wish: Arc<Wish>) -> io::Result<Self> {
+    pub fn offer(mut connection: Connection<S>, visit: Visit, waiters: Arc<Waiters>) -> io::Result<Self> {
         connection.begin_visit();
         connection.push(&Frame::Visit(visit))?;
-        let wish = Some(wish).filter(|_| !connection.is_single());
-        Ok(Self { wish, ..Self::new(connection, Receiving::Offered, false) })
+        let waiters = Some(waiters).filter(|_| !connection.is_single());
+        Ok(Self { waiters, ..Self::new(connection, Receiving::Offered, false) })
     }
 
     /// The agent's side: accepts a visit. The acceptance usually goes with the first bytes of the target: it waits for
@@ -102,7 +102,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> VisitStream<S> {
     fn new(connection: Connection<S>, receiving: Receiving, is_held: bool) -> Self {
         let sending = if connection.is_single() { Sending::Rest } else { Sending::Frames };
         let accepted = Arc::default();
-        Self { connection, receiving, sending, sent: 0, accepted, wish: None, is_held, is_malformed: false }
+        Self { connection, receiving, sending, sent: 0, accepted, waiters: None, is_held, is_malformed: false }
     }
 
     /// Whether this is the only visit of its connection.
@@ -123,7 +123,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> VisitStream<S> {
     pub async fn until_accepted(&mut self) -> io::Result<()> {
         poll_fn(|context| {
             while matches!(self.receiving, Receiving::Offered) {
-                self.poll_wish(context)?;
+                self.tell_of_waiters(context)?;
                 ready!(self.connection.poll_flush(context))?;
                 ready!(self.poll_frames(context))?;
             }
@@ -170,10 +170,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> VisitStream<S> {
         }
     }
 
-    /// Sends the wish for more connections, if there is one.
-    fn poll_wish(&mut self, context: &mut Context<'_>) -> io::Result<()> {
-        let wanted = self.wish.as_ref().filter(|_| self.sending == Sending::Frames).and_then(|wish| wish.take(context));
-        if let Some(wanted) = wanted {
+    /// Tells the agent that more visitors wait, if there are more.
+    fn tell_of_waiters(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        let waiters = self.waiters.as_ref().filter(|_| self.sending == Sending::Frames);
+        if let Some(wanted) = waiters.and_then(|waiters| waiters.untold(context)) {
             self.connection.push(&Frame::Wanted(wanted))?;
             // What the stream does not take now is written by the next call.
             if let Poll::Ready(flushed) = self.connection.poll_flush(context) {
@@ -220,7 +220,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for VisitStream<S> {
         loop {
             match &mut this.receiving {
                 Receiving::Offered => {
-                    this.poll_wish(context)?;
+                    this.tell_of_waiters(context)?;
                     ready!(this.poll_frames(context))?;
                 }
                 Receiving::Frames { left: 0 } => ready!(this.poll_frames(context))?,

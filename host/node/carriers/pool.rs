@@ -11,7 +11,7 @@ use culvert_wire::data2::datagram::{CloseReason, Datagram};
 use culvert_wire::data2::frame::Frame;
 use culvert_wire::data2::lane::{Dropped, Lane, Lanes, Receiver, TlsLane};
 use culvert_wire::data2::transport::Transport;
-use culvert_wire::data2::wish::Wish;
+use culvert_wire::data2::waiters::{Waiter, Waiters};
 use culvert_wire::data2::{MAX_LANES, MAX_WARM};
 use culvert_wire::node::Counted;
 use culvert_wire::quic::{self, QuicStream};
@@ -44,7 +44,7 @@ pub(crate) struct Pool<J> {
     lanes: Mutex<Lanes>,
     flows: FlowNumbers,
     closes: CloseLimit,
-    wish: Arc<Wish>,
+    waiters: Arc<Waiters>,
 }
 
 struct State<J> {
@@ -60,22 +60,17 @@ impl<J: Job> Pool<J> {
     pub(super) fn new(counts: Arc<Counts>, clock: Clock) -> Arc<Self> {
         let state = State { warm: BTreeMap::new(), next: 0, waiting: VecDeque::new(), quic: None };
         let (flows, closes) = (FlowNumbers::default(), CloseLimit::new(clock));
-        let (state, lanes, wish) = (Mutex::new(state), Mutex::default(), Arc::default());
-        Arc::new(Self { counts, state, lanes, flows, closes, wish })
+        let (state, lanes, waiters) = (Mutex::new(state), Mutex::default(), Arc::default());
+        Arc::new(Self { counts, state, lanes, flows, closes, waiters })
     }
 
     pub(super) fn is_full(&self) -> bool {
         lock(&self.state).warm.len() >= MAX_WARM
     }
 
-    /// What visits tell the agent of those that wait.
-    pub(crate) fn wish(&self) -> Arc<Wish> {
-        self.wish.clone()
-    }
-
-    /// How many wait for a connection.
-    pub(crate) fn waiting(&self) -> usize {
-        lock(&self.state).waiting.len()
+    /// The visitors that wait for a connection.
+    pub(crate) fn waiters(&self) -> &Arc<Waiters> {
+        &self.waiters
     }
 
     /// Gives a job to the connection that was used last. The others stay idle, so that the agent can close them if
@@ -102,8 +97,9 @@ impl<J: Job> Pool<J> {
         let (sender, next) = oneshot::channel();
         state.waiting.retain(|waiting| !waiting.is_closed());
         state.waiting.push_back(sender);
-        self.wish.set(state.waiting.len());
-        Err((job, next_carrier(next, state.quic.clone()).boxed()))
+        let quic = state.quic.clone();
+        drop(state);
+        Err((job, next_carrier(next, quic, self.waiters.enter()).boxed()))
     }
 
     /// As [`Pool::offer`], to a warm connection alone.
@@ -207,7 +203,11 @@ impl<J: Job> Pool<J> {
 }
 
 /// The next connection, or a stream of QUIC as soon as one more may be open.
-async fn next_carrier(warm: oneshot::Receiver<Carrier>, quic: Option<quinn::Connection>) -> Option<Carrier> {
+async fn next_carrier(
+    warm: oneshot::Receiver<Carrier>,
+    quic: Option<quinn::Connection>,
+    _waiter: Waiter,
+) -> Option<Carrier> {
     let stream = async {
         match quic {
             Some(connection) => connection.open_bi().await.ok(),

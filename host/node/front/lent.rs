@@ -2,6 +2,7 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
@@ -33,6 +34,7 @@ pub(super) async fn lend_warm(run: &Arc<SessionRelay>, visited: Visited) -> Opti
 fn begin(run: &Arc<SessionRelay>, stream: VisitCarrier) -> Begun {
     let outcome = Arc::new(Outcome {
         is_single: stream.is_single(),
+        is_ending: AtomicBool::new(false),
         accepted: stream.accepted(),
         refusal: OnceLock::new(),
         spoken: watch::Sender::new(Spoken::Nothing),
@@ -47,6 +49,8 @@ pub(super) type Begun = (Lent, Arc<Outcome>);
 pub(super) struct Outcome {
     /// Whether it is the only visit of its connection, a stream of QUIC.
     pub is_single: bool,
+    /// Whether the node ends it while nothing is under way.
+    pub is_ending: AtomicBool,
     accepted: Arc<OnceLock<Accepted>>,
     refusal: OnceLock<RefusalCode>,
     pub spoken: watch::Sender<Spoken>,
@@ -117,7 +121,13 @@ impl Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         if let Some(stream) = self.stream.take() {
-            self.run.clone().end_lent(stream);
+            let run = self.run.clone();
+            // hyper ends its direction also where an answer was cut short.
+            if self.outcome.is_ending.load(Ordering::Relaxed) && stream.is_half_ended() {
+                run.take_back_ending(stream);
+            } else {
+                run.take_back(stream);
+            }
         }
     }
 }

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
 use culvert_wire::clock::{Clock, Moment};
 use culvert_wire::data2::visit::{H2, RefusalCode, VisitKind};
-use culvert_wire::node::Route;
 use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::{TrySendError, http1, http2};
 use hyper::{Request, Response};
@@ -24,8 +24,9 @@ use super::limits::WebLimits;
 use super::pages::Page;
 use super::scheme::Scheme;
 use super::timer::ClockTimer;
+use super::upstream_version::UpstreamVersion;
 use crate::lock;
-use crate::session::{ACCEPT_WITHIN, SessionRelay, Visited};
+use crate::session::{ACCEPT_WITHIN, END_WITHIN, SessionRelay, Visited};
 
 /// Bytes of an answer that a service may send ahead on HTTP/2. A visitor who takes nothing holds up no other: together
 /// they are not limited (RFC 9113, section 6.9.1).
@@ -33,6 +34,9 @@ const STREAM_WINDOW: u32 = 256 * 1024;
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
 /// Bytes of an answer that are read at once.
 const READ_BUFFER: usize = 128 * 1024;
+/// How long the agent may take to say that it has reached the service on another connection. It says so after a second if
+/// the service has not answered.
+const MOVED_WITHIN: Duration = Duration::from_secs(3);
 /// How long it is remembered that a service does not speak HTTP/2.
 const WITHOUT_H2_FOR: Duration = Duration::from_mins(10);
 
@@ -65,32 +69,6 @@ struct Idle {
     shared: HashMap<Key, (Moment, http2::SendRequest<Body>)>,
     /// Services that do not speak HTTP/2, and since when that is known.
     without_h2: HashMap<Service, Moment>,
-}
-
-/// The version of HTTP that is spoken to a service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum UpstreamVersion {
-    Http1,
-    /// HTTP/2 by prior knowledge (RFC 9113, section 3.3), and HTTP/1.1 where the service does not speak it.
-    Http2,
-    /// What a service over TLS chooses (RFC 7301).
-    Chosen,
-}
-
-impl UpstreamVersion {
-    /// A WebSocket begins with HTTP/1.1, whatever else the service speaks.
-    pub(super) fn of<B>(request: &Request<B>, route: &Route, tls: bool) -> Self {
-        let is_grpc = headers::is_grpc(request.headers());
-        if headers::is_websocket(request) {
-            Self::Http1
-        } else if tls {
-            Self::Chosen
-        } else if is_grpc || route.h2c {
-            Self::Http2
-        } else {
-            Self::Http1
-        }
-    }
 }
 
 /// A connection of HTTP/1.1 to a service. Whoever waits for its bytes moves them, which saves two changes of tasks with
@@ -144,9 +122,16 @@ impl Upstream {
         self.driver.take().map(tokio::spawn);
     }
 
-    /// Ends an idle connection.
-    fn end(mut self) {
-        self.detach();
+    /// Ends a connection on which nothing is under way.
+    fn end(self, clock: &Clock) {
+        let Self { sender, driver, outcome } = self;
+        outcome.is_ending.store(true, Ordering::Relaxed);
+        // Without it, hyper ends the connection.
+        drop(sender);
+        if let Some(driver) = driver {
+            let clock = clock.clone();
+            tokio::spawn(async move { clock.timeout(END_WITHIN, driver).await });
+        }
     }
 }
 
@@ -324,24 +309,21 @@ impl Upstreams {
     async fn send_http1(
         &self,
         destination: Destination<'_>,
-        mut begun: Option<Box<Begun>>,
+        begun: Option<Box<Begun>>,
         mut request: Request<Body>,
     ) -> Result<(Response<Incoming>, Upstream), Page> {
-        let mut used = if begun.is_none() { self.take(destination.key()) } else { None };
-        // A stream of QUIC costs more with each request than a connection of TLS.
-        if let Some(stream) = used.take_if(|used| used.outcome.is_single) {
-            match lend_warm(destination.run, destination.visited(None)).await {
-                Some(warm) => {
-                    stream.end();
-                    begun = Some(Box::new(warm));
-                }
-                None => used = Some(stream),
-            }
-        }
+        let used = if begun.is_none() { self.take(destination.key()) } else { None };
         if let Some(mut used) = used {
             // A service may close an idle connection at any time. Then a request that changes nothing (RFC 9110, section
             // 9.2.1) and has no body is sent once more.
             let may_repeat = request.method().is_safe() && request.body().is_end_stream();
+            if may_repeat
+                && used.outcome.is_single
+                && let Some(moved) = self.send_on_warm(destination, head_of(&request)).await
+            {
+                used.end(&self.clock);
+                return Ok(moved);
+            }
             let repeated = may_repeat.then(|| head_of(&request));
             match used.send(request).await {
                 Ok(response) => return Ok((response, used)),
@@ -354,6 +336,27 @@ impl Upstreams {
                 }
             }
         }
+        self.send_fresh(destination, begun, request, ACCEPT_WITHIN).await
+    }
+
+    /// Sends a request without a body on a warm connection of TLS, which costs less with each request than a stream of QUIC.
+    /// `None` if there is none, or it does not lead to the service.
+    async fn send_on_warm(
+        &self,
+        destination: Destination<'_>,
+        request: Request<Body>,
+    ) -> Option<(Response<Incoming>, Upstream)> {
+        let begun = lend_warm(destination.run, destination.visited(None)).await?;
+        self.send_fresh(destination, Some(Box::new(begun)), request, MOVED_WITHIN).await.ok()
+    }
+
+    async fn send_fresh(
+        &self,
+        destination: Destination<'_>,
+        begun: Option<Box<Begun>>,
+        request: Request<Body>,
+        accept_within: Duration,
+    ) -> Result<(Response<Incoming>, Upstream), Page> {
         let mut fresh = self.connect(destination, begun).await?;
         let outcome = fresh.outcome.clone();
         tokio::select! {
@@ -362,13 +365,13 @@ impl Upstreams {
                 Ok(response) => Ok((response, fresh)),
                 Err(failed) => Err(page(failed.error(), outcome.refusal())),
             },
-            () = self.unaccepted(&outcome) => Err(Page::DEVICE_TIMEOUT),
+            () = self.unaccepted(&outcome, accept_within) => Err(Page::DEVICE_TIMEOUT),
         }
     }
 
     /// Ends if the agent has not said in time whether it reached the service.
-    async fn unaccepted(&self, outcome: &Outcome) {
-        self.clock.sleep(ACCEPT_WITHIN).await;
+    async fn unaccepted(&self, outcome: &Outcome, within: Duration) {
+        self.clock.sleep(within).await;
         if outcome.is_accepted() {
             std::future::pending::<()>().await;
         }
@@ -421,8 +424,14 @@ impl Upstreams {
             idle.count += 1;
         } else {
             drop(idle);
-            upstream.end();
+            upstream.end(&self.clock);
         }
+    }
+
+    /// Ends the idle connections.
+    pub(super) fn end_all(&self) {
+        let idle = std::mem::take(&mut *lock(&self.idle));
+        idle.by_key.into_values().flatten().for_each(|(_, upstream)| upstream.end(&self.clock));
     }
 
     /// Closes the connections that were not used for a while, and forgets those that have ended.
@@ -433,7 +442,7 @@ impl Upstreams {
             let gone = kept.extract_if(.., |(since, upstream)| {
                 now.since(*since) >= self.limits.upstream_idle || !upstream.is_ready()
             });
-            gone.for_each(|(_, upstream)| upstream.end());
+            gone.for_each(|(_, upstream)| upstream.end(&self.clock));
         }
         idle.by_key.retain(|_, kept| !kept.is_empty());
         idle.shared.retain(|_, (used, sender)| now.since(*used) < self.limits.upstream_idle && !sender.is_closed());

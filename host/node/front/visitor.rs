@@ -25,6 +25,14 @@ pub(super) struct VisitorConnection {
     forwarded: Mutex<Option<Arc<Forwarded>>>,
 }
 
+impl Drop for VisitorConnection {
+    fn drop(&mut self) {
+        if let Some(own) = self.own_upstreams.get() {
+            own.end_all();
+        }
+    }
+}
+
 impl VisitorConnection {
     pub(super) fn new(peer: Peer, shown: Option<Arc<Held>>, version: HttpVersion, entry: Option<Entry>) -> Self {
         Self { peer, shown, version, _entry: entry, own_upstreams: OnceLock::new(), forwarded: Mutex::default() }

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use tokio::io::AsyncReadExt;
 use tokio::sync::oneshot;
 
-use super::{ACCEPT_WITHIN, SessionRelay, VISITOR_WAIT, VisitCarrier, Visited, Work};
+use super::{END_WITHIN, SessionRelay, VISITOR_WAIT, VisitCarrier, Visited, Work};
 use crate::carriers::Carrier;
 
 impl SessionRelay {
-    /// Begins a visit whose bytes somebody else carries, and who gives it back by [`SessionRelay::end_lent`].
+    /// Begins a visit whose bytes somebody else carries, and who gives it back by [`SessionRelay::take_back`].
     ///
     /// # Errors
     ///
@@ -51,16 +51,13 @@ impl SessionRelay {
         }
     }
 
-    /// Takes back a visit that was lent. Where the node has ended its direction, the service may do the same.
-    pub(crate) fn end_lent(self: Arc<Self>, mut stream: VisitCarrier) {
-        if !stream.is_half_ended() {
-            return self.take_back(stream);
-        }
+    /// Takes back a visit whose direction to the service has ended regularly. The service has a while to end the other one.
+    pub(crate) fn take_back_ending(self: Arc<Self>, mut stream: VisitCarrier) {
         tokio::spawn(async move {
             let mut byte = [0];
-            let ended = self.clock.timeout(ACCEPT_WITHIN, stream.read(&mut byte));
-            // If a byte comes instead, the visit was cut short.
-            let _ = self.ended.run_until_cancelled(ended).await;
+            let end = self.clock.timeout(END_WITHIN, stream.read(&mut byte));
+            // If a byte comes instead, the visit is cut.
+            let _ = self.ended.run_until_cancelled(end).await;
             self.take_back(stream);
         });
     }
