@@ -266,8 +266,7 @@ impl SessionRelay {
     }
 
     async fn relay(self: Arc<Self>, mut visitor: Visitor, carrier: Carrier) {
-        let visit = self.visit(visitor.visited.clone());
-        let mut stream = match self.begin_visit(carrier, visit, visitor.came) {
+        let mut stream = match self.begin_visit(carrier, visitor.visited.clone(), visitor.came) {
             Ok(stream) => stream,
             Err(error) => return self.log_end(&visitor, Some(error)),
         };
@@ -283,11 +282,12 @@ impl SessionRelay {
     }
 
     /// Begins a visit on a connection, for somebody who has waited since then.
-    fn begin_visit(&self, carrier: Carrier, visit: Visit, since: Moment) -> io::Result<VisitCarrier> {
+    fn begin_visit(&self, carrier: Carrier, visited: Visited, since: Moment) -> io::Result<VisitCarrier> {
         if carrier.is_used() {
             self.counts.count(Counted::Reuses, "");
         }
         let waiters = self.pool().map_or_else(Arc::default, |pool| pool.waiters().clone());
+        let visit = self.visit(visited, waiters.count());
         let stream = VisitStream::offer(carrier, visit, waiters)?;
         self.busy(&stream).enter();
         self.counts.visit_waits.note(self.clock.moment().since(since));
@@ -379,7 +379,7 @@ impl SessionRelay {
         self.conclude(visitor, served);
     }
 
-    fn visit(&self, visited: Visited) -> Visit {
+    fn visit(&self, visited: Visited, waiting: usize) -> Visit {
         let Visited { port_id, visitor, local, kind, name, alpn } = visited;
         Visit {
             visit: self.visits.fetch_add(1, Ordering::Relaxed) + 1,
@@ -391,7 +391,7 @@ impl SessionRelay {
             kind,
             name,
             alpn,
-            waiting: self.pool().map_or(0, |pool| pool.waiters().count()),
+            waiting,
         }
     }
 

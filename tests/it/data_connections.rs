@@ -146,6 +146,14 @@ async fn agent_learns_of_visitors_who_wait(engine: Engine) {
         };
         assert_eq!(within(20, frame).await, Some(number));
     }
+    visitors.push(stage.visitor().await);
+    let while_it_dials = async {
+        tokio::select! {
+            never = carrier.note_wanted() => match never {},
+            waiting = told.recv() => waiting,
+        }
+    };
+    assert_eq!(within(20, while_it_dials).await, Some(4));
     drop(visitors);
 }
 

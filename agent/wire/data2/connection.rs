@@ -1,5 +1,6 @@
 //! One data connection: reads and writes frames. Reading may be cancelled at any point without losing bytes.
 
+use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
@@ -94,54 +95,51 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
 
     pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<Frame>>> {
         loop {
-            let header = match self.expected {
-                Some(header) => header,
-                None => match ready!(self.poll_header(context))? {
-                    Some(header) => header,
-                    None => return Poll::Ready(Ok(None)),
-                },
-            };
-            if !header.is_data() {
-                ready!(self.poll_payload(context))?;
-            }
-            let payload = std::mem::take(&mut self.payload);
-            (self.expected, self.payload_filled, self.header_filled) = (None, 0, 0);
-            match header.frame(payload)? {
-                Some(Frame::Wanted(wanted)) => self.on_wanted.iter().for_each(|on_wanted| on_wanted(wanted)),
-                Some(frame) => return Poll::Ready(Ok(Some(frame))),
-                None => {}
+            let Some(header) = ready!(self.poll_expected(context))? else { return Poll::Ready(Ok(None)) };
+            if let Some(frame) = ready!(self.poll_frame(context, header))? {
+                return Poll::Ready(Ok(Some(frame)));
             }
         }
     }
 
-    /// Takes note of what the node wants while somebody else makes the connection useful. Never returns: the next frame of a
-    /// visit waits for [`Connection::next`].
-    pub async fn note_wanted(&mut self) -> std::convert::Infallible {
+    /// Reads what the node wants, and leaves the next frame of a visit for [`Connection::next`]. It never returns: it is for a
+    /// task that does something else meanwhile.
+    pub async fn note_wanted(&mut self) -> Infallible {
         poll_fn(|context| {
             // The bytes of its one visit follow without frames.
-            if self.is_single {
-                return Poll::Pending;
-            }
-            loop {
-                // Whether the connection has ended shows with the next frame, too.
-                let header = match self.expected {
-                    Some(header) => header,
-                    None => match ready!(self.poll_header(context)) {
-                        Ok(Some(header)) => header,
-                        Ok(None) | Err(_) => return Poll::Pending,
-                    },
-                };
-                if !header.is_hint() || ready!(self.poll_payload(context)).is_err() {
-                    return Poll::Pending;
-                }
-                let payload = std::mem::take(&mut self.payload);
-                (self.expected, self.payload_filled, self.header_filled) = (None, 0, 0);
-                if let Ok(Some(Frame::Wanted(wanted))) = header.frame(payload) {
-                    self.on_wanted.iter().for_each(|on_wanted| on_wanted(wanted));
-                }
-            }
+            while !self.is_single
+                // That the connection has ended or failed shows by the next frame, too.
+                && let Ok(Some(header)) = ready!(self.poll_expected(context))
+                && header.is_hint()
+                && ready!(self.poll_frame(context, header)).is_ok()
+            {}
+            Poll::Pending
         })
         .await
+    }
+
+    /// The header of the next frame, or of the one that was read in part.
+    fn poll_expected(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<Header>>> {
+        match self.expected {
+            Some(header) => Poll::Ready(Ok(Some(header))),
+            None => self.poll_header(context),
+        }
+    }
+
+    /// The frame of a header that was read; `None` for one that is no concern of its reader's.
+    fn poll_frame(&mut self, context: &mut Context<'_>, header: Header) -> Poll<io::Result<Option<Frame>>> {
+        if !header.is_data() {
+            ready!(self.poll_payload(context))?;
+        }
+        let payload = std::mem::take(&mut self.payload);
+        (self.expected, self.payload_filled, self.header_filled) = (None, 0, 0);
+        Poll::Ready(Ok(match header.frame(payload)? {
+            Some(Frame::Wanted(wanted)) => {
+                self.on_wanted.iter().for_each(|on_wanted| on_wanted(wanted));
+                None
+            }
+            frame => frame,
+        }))
     }
 
     fn poll_header(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<Header>>> {

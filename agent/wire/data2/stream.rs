@@ -82,8 +82,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> VisitStream<S> {
     pub fn offer(mut connection: Connection<S>, visit: Visit, waiters: Arc<Waiters>) -> io::Result<Self> {
         connection.begin_visit();
         connection.push(&Frame::Visit(visit))?;
-        let waiters = Some(waiters).filter(|_| !connection.is_single());
-        Ok(Self { waiters, ..Self::new(connection, Receiving::Offered, false) })
+        Ok(Self { waiters: Some(waiters), ..Self::new(connection, Receiving::Offered, false) })
     }
 
     /// The agent's side: accepts a visit. The acceptance usually goes with the first bytes of the target: it waits for

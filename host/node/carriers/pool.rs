@@ -79,12 +79,9 @@ impl<J: Job> Pool<J> {
     /// # Errors
     ///
     /// The job, and the next connection, if there is neither.
-    pub(crate) fn offer(&self, mut job: J) -> Result<(), (J, NextCarrier)> {
+    pub(crate) fn offer(&self, job: J) -> Result<(), (J, NextCarrier)> {
         let mut state = lock(&self.state);
-        match self.give_to_warm(&mut state, job) {
-            Ok(()) => return Ok(()),
-            Err(returned) => job = returned,
-        }
+        let Err(job) = self.give_to_warm(&mut state, job) else { return Ok(()) };
         // Where as many streams are open as may be, there is none at once.
         match state.quic.as_ref().and_then(|connection| connection.open_bi().now_or_never()) {
             Some(Ok(stream)) => {

@@ -312,14 +312,18 @@ impl Upstreams {
         begun: Option<Box<Begun>>,
         mut request: Request<Body>,
     ) -> Result<(Response<Incoming>, Upstream), Page> {
-        let used = if begun.is_none() { self.take(destination.key()) } else { None };
-        if let Some(mut used) = used {
+        if begun.is_none()
+            && let Some(mut used) = self.take(destination.key())
+        {
             // A service may close an idle connection at any time. Then a request that changes nothing (RFC 9110, section
             // 9.2.1) and has no body is sent once more.
             let may_repeat = request.method().is_safe() && request.body().is_end_stream();
+            // A stream of QUIC costs more with each request than a connection of TLS, and answers where that does not.
             if may_repeat
                 && used.outcome.is_single
-                && let Some(moved) = self.send_on_warm(destination, head_of(&request)).await
+                && let Some(warm) = lend_warm(destination.run, destination.visited(None)).await
+                && let Ok(moved) =
+                    self.send_fresh(destination, Some(Box::new(warm)), head_of(&request), MOVED_WITHIN).await
             {
                 used.end(&self.clock);
                 return Ok(moved);
@@ -339,17 +343,8 @@ impl Upstreams {
         self.send_fresh(destination, begun, request, ACCEPT_WITHIN).await
     }
 
-    /// Sends a request without a body on a warm connection of TLS, which costs less with each request than a stream of QUIC.
-    /// `None` if there is none, or it does not lead to the service.
-    async fn send_on_warm(
-        &self,
-        destination: Destination<'_>,
-        request: Request<Body>,
-    ) -> Option<(Response<Incoming>, Upstream)> {
-        let begun = lend_warm(destination.run, destination.visited(None)).await?;
-        self.send_fresh(destination, Some(Box::new(begun)), request, MOVED_WITHIN).await.ok()
-    }
-
+    /// Sends a request on a new connection, or on one that was begun. The agent has this time to say that it has reached the
+    /// service.
     async fn send_fresh(
         &self,
         destination: Destination<'_>,

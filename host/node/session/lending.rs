@@ -23,7 +23,7 @@ impl SessionRelay {
             Some(Err(_)) => return Err(io::ErrorKind::TimedOut.into()),
             None => return Err(io::ErrorKind::ConnectionAborted.into()),
         };
-        self.begin_visit(carrier, self.visit(visited), since)
+        self.begin_visit(carrier, visited, since)
     }
 
     /// As [`SessionRelay::lend`], at once and on a warm connection; `None` where there is none.
@@ -31,7 +31,7 @@ impl SessionRelay {
         let since = self.clock.moment();
         let (borrower, warm) = oneshot::channel();
         self.pool()?.offer_warm(Work::Lend(borrower)).ok()?;
-        self.begin_visit(warm.await.ok()?, self.visit(visited), since).ok()
+        self.begin_visit(warm.await.ok()?, visited, since).ok()
     }
 
     async fn borrow(&self) -> io::Result<Carrier> {
