@@ -18,6 +18,8 @@ const NAME: &str = "hello.tunnel.localhost";
 const IDLE: Duration = Duration::from_secs(5);
 /// More visitors than there are warm connections.
 const BURST: usize = 40;
+/// How long a service may take to end its direction.
+const END_WITHIN: Duration = Duration::from_secs(15);
 
 struct Stage {
     host: TestHost,
@@ -86,7 +88,42 @@ async fn requests_after_a_burst_go_by_tls(engine: Engine) {
         .await;
 }
 
-/// The service sees a regular end, and the next visit uses the same connection to the agent.
+/// The service takes no more connections, so that a request cannot leave its stream of QUIC and is answered there.
+#[both_engines]
+async fn request_that_cannot_leave_its_stream_is_answered_there(engine: Engine) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let stage = Stage::set(engine, listener.local_addr().unwrap().port()).await;
+    stage.until_reached_by_quic().await;
+    let mut browsers = join_all((0..BURST).map(|_| stage.browser())).await;
+    let served = tokio::spawn(async move {
+        let mut asking = Vec::new();
+        while asking.len() < BURST {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            // An agent looks whether the service is there.
+            if read_head(&mut stream).await.is_some() {
+                asking.push(stream);
+            }
+        }
+        drop(listener);
+        let answered = asking.into_iter().map(async |mut stream| {
+            loop {
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+                if read_head(&mut stream).await.is_none() {
+                    break;
+                }
+            }
+        });
+        join_all(answered).await;
+    });
+    for _ in 0..2 {
+        let asked = browsers.iter_mut().map(async |browser| browser.outcome(NAME, "/").await);
+        assert_eq!(within(60, join_all(asked)).await, vec!["200"; BURST]);
+        stage.host.until_found(async || (stage.streams().await > 0.0).then_some(())).await;
+    }
+    served.abort();
+}
+
+/// The service sees a regular end, and a later visit uses the same connection to the agent.
 #[both_engines]
 async fn idle_connection_ends_regularly(engine: Engine) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -113,8 +150,44 @@ async fn idle_connection_ends_regularly(engine: Engine) {
     assert_eq!(within(20, end).await.unwrap(), Ok(0));
     let busy = r#"culvert_node_carriers{transport="tls",state="busy"}"#;
     stage.host.until_found(async || stage.host.metric(busy).await.filter(|busy| *busy == 0.0)).await;
-    assert_eq!(browser.outcome(NAME, "/").await, "200");
-    let reuses = "culvert_node_reuses_total";
-    stage.host.until_found(async || stage.host.metric(reuses).await.filter(|reuses| *reuses == 1.0)).await;
+    // The connection that waits for the shortest time is used first, which may be one that the agent has just opened.
+    stage
+        .host
+        .until_found(async || {
+            assert_eq!(browser.outcome(NAME, "/").await, "200");
+            stage.host.pass(IDLE).await;
+            stage.host.metric("culvert_node_reuses_total").await.filter(|reuses| *reuses > 0.0)
+        })
+        .await;
     served.abort();
+}
+
+/// A service that does not end its direction as well keeps a connection to the agent for a while, and no longer.
+#[both_engines]
+async fn connection_that_the_service_does_not_end_is_cut(engine: Engine) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let stage = Stage::set(engine, listener.local_addr().unwrap().port()).await;
+    let (ended, end) = oneshot::channel();
+    let served = tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            // An agent looks whether the service is there.
+            if read_head(&mut stream).await.is_none() {
+                continue;
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+            ended.send(stream.read(&mut [0]).await.map_err(|error| error.kind())).unwrap();
+            return stream;
+        }
+    });
+    let mut browser = stage.browser().await;
+    assert_eq!(browser.outcome(NAME, "/").await, "200");
+    stage.host.pass(IDLE).await;
+    assert_eq!(within(20, end).await.unwrap(), Ok(0));
+    let open = within(20, served).await.unwrap();
+    let busy = r#"culvert_node_carriers{transport="tls",state="busy"}"#;
+    assert_eq!(stage.host.metric(busy).await, Some(1.0));
+    stage.host.pass(END_WITHIN).await;
+    stage.host.until_found(async || stage.host.metric(busy).await.filter(|busy| *busy == 0.0)).await;
+    drop(open);
 }

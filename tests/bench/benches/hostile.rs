@@ -1,12 +1,13 @@
 //! What well-behaved visitors of an http tunnel feel of hostile ones: slow ones, handshakes for names that nobody has,
-//! and guesses of a password.
+//! and guesses of a password. Beside slow ones, two proxies in a row are asked as well.
 //!
-//! Needs slowhttptest (Debian: slowhttptest) on the PATH.
+//! Needs slowhttptest and haproxy (Debian: slowhttptest, haproxy) on the PATH.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark ends where something is not as it must be")]
 #![allow(clippy::disallowed_methods, reason = "this is what measures time")]
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +27,9 @@ use tokio_rustls::TlsConnector;
 use tokio_util::task::AbortOnDropHandle;
 
 const TUNNELS: u16 = 8081;
+/// Where two hops of haproxy lead to the service.
+const HAPROXY: u16 = 5611;
+const HAPROXY_FAR: u16 = 5612;
 const TLS_TUNNELS: u16 = 8443;
 const ROUNDS: usize = 5;
 /// The requests whose time is measured.
@@ -33,45 +37,78 @@ const PROBES_PER_SECOND: u32 = 500;
 const PROBING: Duration = Duration::from_secs(3);
 const UNKNOWN_NAMES_PER_SECOND: u32 = 500;
 const GUESSES_PER_SECOND: u32 = 1_000;
+/// `ada:wrong`.
+const GUESS: &str = "Authorization: Basic YWRhOndyb25n\r\n";
 /// Connections of one way to be slow, and the ways of slowhttptest: heads, bodies, ranges, reading.
 const SLOW: usize = 500;
 const WAYS: [&str; 4] = ["-H", "-B -s 8192 -t POST", "-R -t GET", "-X -w 1 -y 1 -n 5 -z 1 -k 3"];
 
 #[tokio::main]
 async fn main() {
-    if Command::new("slowhttptest").arg("-h").output().await.is_err() {
-        println!("slowhttptest is not there: apt-get install slowhttptest");
-        return;
+    for (program, option) in [("slowhttptest", "-h"), ("haproxy", "-v")] {
+        if Command::new(program).arg(option).output().await.is_err() {
+            println!("{program} is not there: apt-get install slowhttptest haproxy");
+            return;
+        }
     }
     let many = ["CONNECTIONS_PER_ADDRESS", "HANDSHAKES_PER_SECOND"].map(|name| format!("CULVERT_NODE__HTTP__{name}"));
     let service = Service::with(&[(&many[0], "100000"), (&many[1], "100000")]).await;
     let listener = TcpListener::bind((ADDRESS, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(answer_all(listener));
-    let name = service.web_tunnel(port).await;
+    let tunnel = Asked { name: service.web_tunnel(port).await, port: TUNNELS };
+    let _haproxy = haproxy(service.folder(), port);
+    let proxies = Asked { name: tunnel.name.clone(), port: HAPROXY };
     let guarded = service.web_tunnel_of(json!({
         "local_port": port, "http_basic_auth_enabled": true,
         "http_basic_auth_username": "ada", "http_basic_auth_password": "correct horse battery",
     }));
     let guarded = guarded.await;
     for way in WAYS {
-        let slow = || slow_visitors(way, &name);
-        compare(&format!("{SLOW} connections of `slowhttptest {way}`"), &name, slow).await;
+        let what = format!("{SLOW} connections of `slowhttptest {way}`");
+        let ours = compare(&what, &tunnel, || slow_visitors(way, &tunnel)).await;
+        bounded(&ours);
+        let two_hops =
+            compare(&format!("{what}, two hops of haproxy"), &proxies, || slow_visitors(way, &proxies)).await;
+        println!("  culvert beside them, to haproxy beside them: {:.2}", ours.beside / two_hops.beside);
     }
     let unknown = || AbortOnDropHandle::new(tokio::spawn(unknown_names()));
-    compare(&format!("{UNKNOWN_NAMES_PER_SECOND} handshakes a second for unknown names"), &name, unknown).await;
-    let guess = || AbortOnDropHandle::new(tokio::spawn(guesses(guarded.clone())));
-    compare(&format!("{GUESSES_PER_SECOND} wrong guesses a second, each from another address"), &name, guess).await;
+    let what = format!("{UNKNOWN_NAMES_PER_SECOND} handshakes a second for unknown names");
+    bounded(&compare(&what, &tunnel, unknown).await);
+    let guess = || AbortOnDropHandle::new(tokio::spawn(visits(guarded.clone(), GUESS, false)));
+    let what = format!("{GUESSES_PER_SECOND} wrong guesses a second, each from another address");
+    let guessing = compare(&what, &tunnel, guess).await;
+    bounded(&guessing);
+    let visit = || AbortOnDropHandle::new(tokio::spawn(visits(tunnel.name.clone(), "", true)));
+    let what = format!("{GUESSES_PER_SECOND} visitors a second who need no password, each from another address");
+    let visiting = compare(&what, &tunnel, visit).await;
+    println!("  beside guesses, to beside such visitors: {:.2}", guessing.beside / visiting.beside);
+}
+
+/// Who answers the probes.
+struct Asked {
+    name: String,
+    port: u16,
+}
+
+/// The p99 of the probes in microseconds.
+struct Felt {
+    alone: f64,
+    beside: f64,
+}
+
+fn bounded(felt: &Felt) {
+    verdict("beside, to alone", felt.beside / felt.alone, "<= 2", felt.beside <= 2.0 * felt.alone);
 }
 
 /// The p99 of the probes, alone and beside what `begin` starts. It ends when its guard is dropped.
-async fn compare<G>(what: &str, name: &str, begin: impl Fn() -> G) {
+async fn compare<G>(what: &str, asked: &Asked, begin: impl Fn() -> G) -> Felt {
     let mut rounds = Vec::new();
     for _ in 0..ROUNDS {
-        let alone = probe(name).await;
+        let alone = probe(asked).await;
         let guard = begin();
         tokio::time::sleep(Duration::from_secs(3)).await;
-        rounds.push((alone, probe(name).await));
+        rounds.push((alone, probe(asked).await));
         drop(guard);
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
@@ -80,23 +117,40 @@ async fn compare<G>(what: &str, name: &str, begin: impl Fn() -> G) {
     let beside = median(rounds.iter().map(|(_, beside)| p99(beside)).collect());
     println!("p99 of a request beside {what}, the median of {ROUNDS} rounds, in microseconds");
     println!("  alone {alone:.0}, beside {beside:.0}");
-    verdict("beside, to alone", beside / alone, "<= 2", beside <= 2.0 * alone);
+    Felt { alone, beside }
 }
 
-async fn probe(name: &str) -> Round {
-    let request = format!("GET / HTTP/1.1\r\nHost: {name}\r\n\r\n");
-    paced(address(TUNNELS), 8, PROBES_PER_SECOND, PROBING, move || request.clone()).await
+async fn probe(asked: &Asked) -> Round {
+    let request = format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", asked.name);
+    paced(address(asked.port), 8, PROBES_PER_SECOND, PROBING, move || request.clone()).await
+}
+
+/// Two proxies in a row before a service, as the node and the agent are.
+fn haproxy(folder: &Path, service: u16) -> [Killed; 2] {
+    let hop = |name: &str, from: u16, to: u16| {
+        format!("listen {name}\n  bind {ADDRESS}:{from}\n  server next {ADDRESS}:{to}\n")
+    };
+    let config =
+        "global\n  nbthread 1\ndefaults\n  mode http\n  maxconn 4000\n  http-reuse always\n  timeout connect 5s\n  \
+                  timeout client 60s\n  timeout server 60s\n"
+            .to_owned();
+    let start = |name: &str, from: u16, to: u16| {
+        let path = folder.join(name);
+        std::fs::write(&path, config.clone() + &hop(name, from, to)).unwrap();
+        Killed::spawn(std::process::Command::new("haproxy").arg("-f").arg(path))
+    };
+    [start("near", HAPROXY, HAPROXY_FAR), start("far", HAPROXY_FAR, service)]
 }
 
 fn address(port: u16) -> SocketAddr {
     SocketAddr::new(ADDRESS.parse().unwrap(), port)
 }
 
-fn slow_visitors(way: &str, name: &str) -> Killed {
+fn slow_visitors(way: &str, Asked { name, port }: &Asked) -> Killed {
     let mut run = std::process::Command::new("slowhttptest");
     run.args(way.split(' ')).args(["-c", &SLOW.to_string(), "-r", "500", "-i", "1", "-l", "60", "-p", "3"]);
     // The name is in no DNS, so that the node is asked as a proxy is.
-    run.args(["-d", &address(TUNNELS).to_string(), "-u", &format!("http://{name}:{TUNNELS}/")]);
+    run.args(["-d", &address(*port).to_string(), "-u", &format!("http://{name}:{port}/")]);
     Killed::spawn(&mut run)
 }
 
@@ -114,11 +168,10 @@ async fn unknown_names() {
     each_second(UNKNOWN_NAMES_PER_SECOND, shake_hands).await;
 }
 
-/// Wrong passwords, each from another address.
-async fn guesses(name: String) {
-    // `ada:wrong`.
-    let request = format!("GET / HTTP/1.1\r\nHost: {name}\r\nAuthorization: Basic YWRhOndyb25n\r\n\r\n");
-    let guess = move |number: u32| {
+/// Requests with such headers, each on a connection from another address.
+async fn visits(name: String, headers: &str, are_answered: bool) {
+    let request = format!("GET / HTTP/1.1\r\nHost: {name}\r\n{headers}\r\n");
+    let visit = move |number: u32| {
         let request = request.clone();
         async move {
             let socket = TcpSocket::new_v4().unwrap();
@@ -128,10 +181,10 @@ async fn guesses(name: String) {
             let mut answer = [0; 8192];
             let read = stream.read(&mut answer).await.unwrap();
             let said = String::from_utf8_lossy(&answer[..read]);
-            assert!(!said.starts_with("HTTP/1.1 2"), "{said}");
+            assert_eq!(said.starts_with("HTTP/1.1 2"), are_answered, "{said}");
         }
     };
-    each_second(GUESSES_PER_SECOND, guess).await;
+    each_second(GUESSES_PER_SECOND, visit).await;
 }
 
 /// Does something so many times a second, each with its own number.

@@ -30,6 +30,9 @@ const ROUND: Duration = Duration::from_secs(3);
 /// Visitors at a time, and the datagrams of each that are under way.
 const VISITORS: usize = 16;
 const UNDER_WAY: usize = 16;
+/// Flows of the round trips, and round trips of a round.
+const FLOWS: usize = 100;
+const ROUND_TRIPS: usize = 3_000;
 /// A datagram that is not answered by then is lost.
 const LOST_AFTER: Duration = Duration::from_millis(500);
 
@@ -57,7 +60,7 @@ async fn main() {
             rates(1200, &[("culvert", ours), ("nginx in one hop", ECHO_NGINX)], 0.3).await;
         }
         round_trips(ours).await;
-        beside_bulk(ours, service.tunnel(BULK).await).await;
+        beside_bulk(&service, ours).await;
     }
     let service = Service::with(&[&settings[..], &[("CULVERT_NODE__UDP_LISTEN", "off")]].concat()).await;
     let _peer = rathole::noise_udp(service.folder(), &[("echo", ECHO_NOISE, ECHO)]);
@@ -81,16 +84,22 @@ fn nginx(folder: &Path) -> Killed {
 }
 
 /// The p99 of a round trip beside a TCP visitor of the same device that takes 1 Gbit/s.
-async fn beside_bulk(ours: u16, bulk: u16) {
+async fn beside_bulk(service: &Service, ours: u16) {
     let _server = Killed::spawn(Command::new("iperf3").args(["-s", "-B", ADDRESS, "-p", &BULK.to_string()]));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    // A tunnel starts where its service is there.
+    let bulk = service.tunnel(BULK).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let line = ["-c", ADDRESS, "-p", &bulk.to_string(), "-b", "1G", "-t", "30"].map(String::from);
     let mut visitor = Command::new("iperf3").args(line).stdout(Stdio::null()).spawn().unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let times = times(ours).await;
+    let mut p99 = Vec::new();
+    for _ in 0..ROUNDS {
+        p99.push(at(&times(ours).await, 0.99));
+    }
     assert!(visitor.try_wait().unwrap().is_none(), "the visitor has gone");
     let _ = (visitor.kill(), visitor.wait());
-    let p99 = times[times.len() * 99 / 100];
+    let p99 = median(p99);
     verdict("ms of a round trip beside a TCP visitor of 1 Gbit/s, p99", p99, "<= 5", p99 <= 5.0);
 }
 
@@ -160,26 +169,46 @@ async fn visit(port: u16, length: usize) -> (u32, u32) {
 
 /// What the tunnel adds to a round trip where nothing else happens.
 async fn round_trips(ours: u16) {
-    let (bare, tunnelled) = (times(ECHO).await, times(ours).await);
-    let at = |times: &[f64], share: f64| times[(times.len() as f64 * share) as usize];
-    let (p50, p99) = (at(&tunnelled, 0.5) - at(&bare, 0.5), at(&tunnelled, 0.99) - at(&bare, 0.99));
+    let (mut p50, mut p99) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        let (bare, tunnelled) = (times(ECHO).await, times(ours).await);
+        p50.push(at(&tunnelled, 0.5) - at(&bare, 0.5));
+        p99.push(at(&tunnelled, 0.99) - at(&bare, 0.99));
+    }
+    let (p50, p99) = (median(p50), median(p99));
     println!("a round trip of 64 bytes takes longer by {p50:.3} ms (p50) and {p99:.3} ms (p99)");
     verdict("ms added at p99", p99, "<= 1", p99 <= 1.0);
 }
 
-/// Sorted, in milliseconds.
+fn at(times: &[f64], share: f64) -> f64 {
+    times[(times.len() as f64 * share) as usize]
+}
+
+/// Round trips of 64 bytes, one each millisecond, over a hundred flows in turns. Sorted, in milliseconds.
 async fn times(port: u16) -> Vec<f64> {
-    let socket = UdpSocket::bind((ADDRESS, 0)).await.unwrap();
-    socket.connect((ADDRESS, port)).await.unwrap();
-    let mut times = Vec::new();
-    for _ in 0..3000 {
-        let begun = Instant::now();
-        socket.send(&[7; 64]).await.unwrap();
-        if timeout(LOST_AFTER, socket.recv(&mut [0; 64])).await.is_ok() {
-            times.push(begun.elapsed().as_secs_f64() * 1000.0);
-        }
-        tokio::time::sleep(Duration::from_micros(500)).await;
+    let visitor = async |_| {
+        let socket = UdpSocket::bind((ADDRESS, 0)).await.unwrap();
+        socket.connect((ADDRESS, port)).await.unwrap();
+        socket
+    };
+    let flows = join_all((0..FLOWS).map(visitor)).await;
+    // The first datagrams make the flows.
+    for flow in &flows {
+        round_trip(flow).await;
+    }
+    let (mut times, mut due) = (Vec::new(), tokio::time::interval(Duration::from_millis(1)));
+    for flow in flows.iter().cycle().take(ROUND_TRIPS) {
+        due.tick().await;
+        times.extend(round_trip(flow).await);
     }
     times.sort_by(f64::total_cmp);
     times
+}
+
+/// Milliseconds until a datagram is back; nothing if it is lost.
+async fn round_trip(flow: &UdpSocket) -> Option<f64> {
+    let begun = Instant::now();
+    flow.send(&[7; 64]).await.unwrap();
+    timeout(LOST_AFTER, flow.recv(&mut [0; 64])).await.ok()?.unwrap();
+    Some(begun.elapsed().as_secs_f64() * 1000.0)
 }

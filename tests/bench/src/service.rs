@@ -1,9 +1,11 @@
 //! The real programs, as a newcomer starts them, built as operators install them.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use culvert_wire::quic;
 use reqwest::Client;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -225,9 +227,12 @@ fn command(programs: &Path, folder: &TempDir, program: &str) -> Command {
     command
 }
 
-/// A service at [`ADDRESS`] that sends each datagram back.
+/// A service at [`ADDRESS`] that sends each datagram back. With the buffers that sockets have otherwise, it loses some of the
+/// datagrams that come at once.
 pub async fn echo_datagrams(port: u16) {
-    let socket = UdpSocket::bind((ADDRESS, port)).await.unwrap();
+    let socket = quic::bind(SocketAddr::new(ADDRESS.parse().unwrap(), port)).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let socket = UdpSocket::from_std(socket).unwrap();
     let mut space = vec![0; 65_536];
     loop {
         let Ok((length, from)) = socket.recv_from(&mut space).await else { continue };
