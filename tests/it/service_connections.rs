@@ -7,7 +7,7 @@ use culvert_test_macros::both_engines;
 use futures_util::future::join_all;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 
 use crate::support::device::{Remote, TestDevice};
@@ -20,6 +20,9 @@ const IDLE: Duration = Duration::from_secs(5);
 const BURST: usize = 40;
 /// How long a service may take to end its direction.
 const END_WITHIN: Duration = Duration::from_secs(15);
+
+const BUSY: &str = r#"culvert_node_carriers{transport="tls",state="busy"}"#;
+const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
 struct Stage {
     host: TestHost,
@@ -53,8 +56,24 @@ impl Stage {
         self.host.until_found(async || transport().await.filter(|transport| transport == "TLS + QUIC")).await;
     }
 
+    /// Waits until no connection of TLS serves a visit.
+    async fn until_idle(&self) {
+        self.host.until_found(async || self.host.metric(BUSY).await.filter(|busy| *busy == 0.0)).await;
+    }
+
     async fn streams(&self) -> f64 {
         self.host.metric(r#"culvert_node_carriers{transport="quic",state="busy"}"#).await.unwrap_or_default()
+    }
+}
+
+/// The next connection to a service that brings a request.
+async fn next_request(listener: &TcpListener) -> TcpStream {
+    loop {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        // An agent looks whether the service is there.
+        if read_head(&mut stream).await.is_some() {
+            return stream;
+        }
     }
 }
 
@@ -98,16 +117,12 @@ async fn request_that_cannot_leave_its_stream_is_answered_there(engine: Engine) 
     let served = tokio::spawn(async move {
         let mut asking = Vec::new();
         while asking.len() < BURST {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            // An agent looks whether the service is there.
-            if read_head(&mut stream).await.is_some() {
-                asking.push(stream);
-            }
+            asking.push(next_request(&listener).await);
         }
         drop(listener);
         let answered = asking.into_iter().map(async |mut stream| {
             loop {
-                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+                stream.write_all(ANSWER).await.unwrap();
                 if read_head(&mut stream).await.is_none() {
                     break;
                 }
@@ -131,12 +146,9 @@ async fn idle_connection_ends_regularly(engine: Engine) {
     let (ended, end) = oneshot::channel();
     let served = tokio::spawn(async move {
         let mut ended = Some(ended);
-        while let Ok((mut stream, _)) = listener.accept().await {
-            // An agent looks whether the service is there.
-            if read_head(&mut stream).await.is_none() {
-                continue;
-            }
-            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+        loop {
+            let mut stream = next_request(&listener).await;
+            stream.write_all(ANSWER).await.unwrap();
             if let Some(ended) = ended.take() {
                 let _ = ended.send(stream.read(&mut [0]).await.map_err(|error| error.kind()));
             } else {
@@ -148,8 +160,7 @@ async fn idle_connection_ends_regularly(engine: Engine) {
     assert_eq!(browser.outcome(NAME, "/").await, "200");
     stage.host.pass(IDLE).await;
     assert_eq!(within(20, end).await.unwrap(), Ok(0));
-    let busy = r#"culvert_node_carriers{transport="tls",state="busy"}"#;
-    stage.host.until_found(async || stage.host.metric(busy).await.filter(|busy| *busy == 0.0)).await;
+    stage.until_idle().await;
     // The connection that waits for the shortest time is used first, which may be one that the agent has just opened.
     stage
         .host
@@ -169,25 +180,18 @@ async fn connection_that_the_service_does_not_end_is_cut(engine: Engine) {
     let stage = Stage::set(engine, listener.local_addr().unwrap().port()).await;
     let (ended, end) = oneshot::channel();
     let served = tokio::spawn(async move {
-        loop {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            // An agent looks whether the service is there.
-            if read_head(&mut stream).await.is_none() {
-                continue;
-            }
-            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
-            ended.send(stream.read(&mut [0]).await.map_err(|error| error.kind())).unwrap();
-            return stream;
-        }
+        let mut stream = next_request(&listener).await;
+        stream.write_all(ANSWER).await.unwrap();
+        ended.send(stream.read(&mut [0]).await.map_err(|error| error.kind())).unwrap();
+        stream
     });
     let mut browser = stage.browser().await;
     assert_eq!(browser.outcome(NAME, "/").await, "200");
     stage.host.pass(IDLE).await;
     assert_eq!(within(20, end).await.unwrap(), Ok(0));
     let open = within(20, served).await.unwrap();
-    let busy = r#"culvert_node_carriers{transport="tls",state="busy"}"#;
-    assert_eq!(stage.host.metric(busy).await, Some(1.0));
+    assert_eq!(stage.host.metric(BUSY).await, Some(1.0));
     stage.host.pass(END_WITHIN).await;
-    stage.host.until_found(async || stage.host.metric(busy).await.filter(|busy| *busy == 0.0)).await;
+    stage.until_idle().await;
     drop(open);
 }

@@ -1,5 +1,5 @@
 //! What well-behaved visitors of an http tunnel feel of hostile ones: slow ones, handshakes for names that nobody has,
-//! and guesses of a password. Beside slow ones, two proxies in a row are asked as well.
+//! and guesses of a password. Beside slow ones, two proxies in a row are target as well.
 //!
 //! Needs slowhttptest and haproxy (Debian: slowhttptest, haproxy) on the PATH.
 
@@ -56,9 +56,9 @@ async fn main() {
     let listener = TcpListener::bind((ADDRESS, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(answer_all(listener));
-    let tunnel = Asked { name: service.web_tunnel(port).await, port: TUNNELS };
+    let tunnel = ProbeTarget { name: service.web_tunnel(port).await, port: TUNNELS };
     let _haproxy = haproxy(service.folder(), port);
-    let proxies = Asked { name: tunnel.name.clone(), port: HAPROXY };
+    let proxies = ProbeTarget { name: tunnel.name.clone(), port: HAPROXY };
     let guarded = service.web_tunnel_of(json!({
         "local_port": port, "http_basic_auth_enabled": true,
         "http_basic_auth_username": "ada", "http_basic_auth_password": "correct horse battery",
@@ -67,48 +67,48 @@ async fn main() {
     for way in WAYS {
         let what = format!("{SLOW} connections of `slowhttptest {way}`");
         let ours = compare(&what, &tunnel, || slow_visitors(way, &tunnel)).await;
-        bounded(&ours);
+        judge(&ours);
         let two_hops =
             compare(&format!("{what}, two hops of haproxy"), &proxies, || slow_visitors(way, &proxies)).await;
         println!("  culvert beside them, to haproxy beside them: {:.2}", ours.beside / two_hops.beside);
     }
     let unknown = || AbortOnDropHandle::new(tokio::spawn(unknown_names()));
     let what = format!("{UNKNOWN_NAMES_PER_SECOND} handshakes a second for unknown names");
-    bounded(&compare(&what, &tunnel, unknown).await);
+    judge(&compare(&what, &tunnel, unknown).await);
     let guess = || AbortOnDropHandle::new(tokio::spawn(visits(guarded.clone(), GUESS, false)));
     let what = format!("{GUESSES_PER_SECOND} wrong guesses a second, each from another address");
     let guessing = compare(&what, &tunnel, guess).await;
-    bounded(&guessing);
+    judge(&guessing);
     let visit = || AbortOnDropHandle::new(tokio::spawn(visits(tunnel.name.clone(), "", true)));
     let what = format!("{GUESSES_PER_SECOND} visitors a second who need no password, each from another address");
     let visiting = compare(&what, &tunnel, visit).await;
     println!("  beside guesses, to beside such visitors: {:.2}", guessing.beside / visiting.beside);
 }
 
-/// Who answers the probes.
-struct Asked {
+/// What the probes ask.
+struct ProbeTarget {
     name: String,
     port: u16,
 }
 
-/// The p99 of the probes in microseconds.
-struct Felt {
+/// How long the probes took, in microseconds.
+struct P99 {
     alone: f64,
     beside: f64,
 }
 
-fn bounded(felt: &Felt) {
-    verdict("beside, to alone", felt.beside / felt.alone, "<= 2", felt.beside <= 2.0 * felt.alone);
+fn judge(p99: &P99) {
+    verdict("beside, to alone", p99.beside / p99.alone, "<= 2", p99.beside <= 2.0 * p99.alone);
 }
 
 /// The p99 of the probes, alone and beside what `begin` starts. It ends when its guard is dropped.
-async fn compare<G>(what: &str, asked: &Asked, begin: impl Fn() -> G) -> Felt {
+async fn compare<G>(what: &str, target: &ProbeTarget, begin: impl Fn() -> G) -> P99 {
     let mut rounds = Vec::new();
     for _ in 0..ROUNDS {
-        let alone = probe(asked).await;
+        let alone = probe(target).await;
         let guard = begin();
         tokio::time::sleep(Duration::from_secs(3)).await;
-        rounds.push((alone, probe(asked).await));
+        rounds.push((alone, probe(target).await));
         drop(guard);
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
@@ -117,39 +117,37 @@ async fn compare<G>(what: &str, asked: &Asked, begin: impl Fn() -> G) -> Felt {
     let beside = median(rounds.iter().map(|(_, beside)| p99(beside)).collect());
     println!("p99 of a request beside {what}, the median of {ROUNDS} rounds, in microseconds");
     println!("  alone {alone:.0}, beside {beside:.0}");
-    Felt { alone, beside }
+    P99 { alone, beside }
 }
 
-async fn probe(asked: &Asked) -> Round {
-    let request = format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", asked.name);
-    paced(address(asked.port), 8, PROBES_PER_SECOND, PROBING, move || request.clone()).await
+async fn probe(target: &ProbeTarget) -> Round {
+    let request = format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", target.name);
+    paced(address(target.port), 8, PROBES_PER_SECOND, PROBING, move || request.clone()).await
 }
 
 /// Two proxies in a row before a service, as the node and the agent are.
 fn haproxy(folder: &Path, service: u16) -> [Killed; 2] {
     let hop = |name: &str, from: u16, to: u16| {
-        format!("listen {name}\n  bind {ADDRESS}:{from}\n  server next {ADDRESS}:{to}\n")
-    };
-    let config =
-        "global\n  nbthread 1\ndefaults\n  mode http\n  maxconn 4000\n  http-reuse always\n  timeout connect 5s\n  \
-                  timeout client 60s\n  timeout server 60s\n"
-            .to_owned();
-    let start = |name: &str, from: u16, to: u16| {
+        let config = format!(
+            "global\n nbthread 1\ndefaults\n mode http\n maxconn 4000\n http-reuse always\n timeout connect 5s\n \
+             timeout client 60s\n timeout server 60s\n\
+             listen {name}\n bind {ADDRESS}:{from}\n server next {ADDRESS}:{to}\n"
+        );
         let path = folder.join(name);
-        std::fs::write(&path, config.clone() + &hop(name, from, to)).unwrap();
+        std::fs::write(&path, config).unwrap();
         Killed::spawn(std::process::Command::new("haproxy").arg("-f").arg(path))
     };
-    [start("near", HAPROXY, HAPROXY_FAR), start("far", HAPROXY_FAR, service)]
+    [hop("near", HAPROXY, HAPROXY_FAR), hop("far", HAPROXY_FAR, service)]
 }
 
 fn address(port: u16) -> SocketAddr {
     SocketAddr::new(ADDRESS.parse().unwrap(), port)
 }
 
-fn slow_visitors(way: &str, Asked { name, port }: &Asked) -> Killed {
+fn slow_visitors(way: &str, ProbeTarget { name, port }: &ProbeTarget) -> Killed {
     let mut run = std::process::Command::new("slowhttptest");
     run.args(way.split(' ')).args(["-c", &SLOW.to_string(), "-r", "500", "-i", "1", "-l", "60", "-p", "3"]);
-    // The name is in no DNS, so that the node is asked as a proxy is.
+    // The name is in no DNS, so that the node is target as a proxy is.
     run.args(["-d", &address(*port).to_string(), "-u", &format!("http://{name}:{port}/")]);
     Killed::spawn(&mut run)
 }
