@@ -7,7 +7,7 @@ use tokio::sync::{Notify, watch};
 
 use culvert_wire::clock::{Clock, Moment};
 use culvert_wire::data2::attach::Attached;
-use culvert_wire::data2::{MAX_WARM, MIN_WARM};
+use culvert_wire::data2::{MAX_WARM, MIN_WARM, MIN_WARM_BESIDE_QUIC};
 
 /// How long a peak of visits keeps connections warm, at least.
 const RECENT: Duration = Duration::from_secs(10);
@@ -73,6 +73,11 @@ impl Counts {
         self.attached > 0 || self.is_reached_by_quic
     }
 
+    /// How many connections should be warm while no visitors come.
+    fn ahead(&self) -> usize {
+        if self.is_reached_by_quic { self.asked.ahead.min(MIN_WARM_BESIDE_QUIC) } else { self.asked.ahead }
+    }
+
     /// How many connections should be warm: a few more than what was busy at once lately needs.
     fn wanted(&mut self, now: Moment) -> usize {
         let periods = now.since(self.period).as_secs() / RECENT.as_secs();
@@ -82,7 +87,7 @@ impl Counts {
             self.period = now;
         }
         let peak = self.peaks[0].max(self.peaks[1]);
-        (self.asked.ahead + peak.saturating_sub(self.visits())).max(self.waiting).min(self.asked.most)
+        (self.ahead() + peak.saturating_sub(self.visits())).max(self.waiting).min(self.asked.most)
     }
 }
 
@@ -155,6 +160,8 @@ impl Census {
         let mut counts = self.counts();
         counts.is_reached_by_quic = false;
         self.note_loss(&counts);
+        drop(counts);
+        self.changed.notify_one();
     }
 
     fn note_loss(&self, counts: &Counts) {
@@ -274,6 +281,18 @@ mod tests {
             assert!(census.is_surplus());
         }
         assert!(!census.is_surplus(), "{MIN_WARM} are kept");
+    }
+
+    /// Beside a connection of QUIC, one connection is kept, and more again when that has ended.
+    #[test]
+    fn fewer_warm_connections_are_kept_beside_quic() {
+        let census = Census::new(Clock::manual(DateTime::UNIX_EPOCH));
+        assert_eq!(census.missing(), MIN_WARM);
+        census.reach();
+        assert!(census.is_surplus());
+        assert!(!census.is_surplus(), "{MIN_WARM_BESIDE_QUIC} is kept");
+        census.lose_reach();
+        assert_eq!(census.missing(), MIN_WARM - MIN_WARM_BESIDE_QUIC);
     }
 
     /// Connections that are being dialled count.
