@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio_util::future::FutureExt;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
 
@@ -85,7 +86,7 @@ impl Running {
             fenced.cancelled().await;
             reporter.send(Report::Fenced).await;
         };
-        tokio::spawn(async move { stopped.run_until_cancelled(run).await });
+        tokio::spawn(run.with_cancellation_token_owned(stopped));
         Ok(Self { grant, target, traffic, seat, _stop: stop.drop_guard() })
     }
 
@@ -149,7 +150,7 @@ async fn start(
     if probe == Probe::Required && target.target().takes_connections {
         target.dial(None).await?;
     }
-    let reached = clock.timeout(READY_WITHIN, fenced.run_until_cancelled(reached)).await;
+    let reached = clock.timeout(READY_WITHIN, reached.with_cancellation_token(fenced)).await;
     let (code, detail) = match reached {
         Ok(Some(Reached::Yes)) => return Ok(()),
         Ok(Some(Reached::TokenRefused)) => (FailureCode::LeaseConflict, "The node does not take this device's token."),

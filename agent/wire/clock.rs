@@ -5,11 +5,14 @@
 //! advances it.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
+use pin_project_lite::pin_project;
 use rand::Rng;
 use tokio::sync::watch;
 use uuid::{ContextV7, Timestamp, Uuid};
@@ -168,32 +171,35 @@ impl Clock {
             Source::Manual { elapsed, awaited, .. } => {
                 let _waiting = Waiting::new(awaited, moment);
                 // `wait_for` fails only if the sender is dropped, and the sender lives as long as
-                // `self`.
-                let _ = elapsed.subscribe().wait_for(|elapsed| *elapsed >= moment.0).await;
+                // `self`. In a box, so that the system clock does not need the room.
+                let _ = Box::pin(elapsed.subscribe().wait_for(|elapsed| *elapsed >= moment.0)).await;
             }
         }
     }
 
-    pub async fn sleep(&self, duration: Duration) {
-        self.until(self.moment().plus(duration)).await;
+    /// Waits until so much time has passed since the call.
+    pub fn sleep(&self, duration: Duration) -> impl Future<Output = ()> {
+        self.until(self.moment().plus(duration))
     }
 
+    /// Waits for a future until so much time has passed since the call.
+    ///
     /// # Errors
     ///
     /// [`Elapsed`], where the future takes longer.
-    pub async fn timeout<F: Future>(&self, duration: Duration, future: F) -> Result<F::Output, Elapsed> {
-        self.timeout_at(self.moment().plus(duration), future).await
+    pub fn timeout<F: Future>(
+        &self,
+        duration: Duration,
+        future: F,
+    ) -> impl Future<Output = Result<F::Output, Elapsed>> {
+        self.timeout_at(self.moment().plus(duration), future)
     }
 
     /// # Errors
     ///
     /// [`Elapsed`], where the future is not ready at this moment.
-    pub async fn timeout_at<F: Future>(&self, moment: Moment, future: F) -> Result<F::Output, Elapsed> {
-        tokio::select! {
-            biased;
-            output = future => Ok(output),
-            () = self.until(moment) => Err(Elapsed),
-        }
+    pub fn timeout_at<F: Future>(&self, moment: Moment, future: F) -> impl Future<Output = Result<F::Output, Elapsed>> {
+        Timeout { future, until: self.until(moment) }
     }
 
     /// Advances a manual clock; has no effect on the system clock.
@@ -244,6 +250,28 @@ impl Clock {
         }
         let share = f64::from(u32::from_le_bytes(self.random())) / f64::from(u32::MAX);
         bound.mul_f64(share)
+    }
+}
+
+pin_project! {
+    /// A type of its own, since an asynchronous function would hold the future twice: what it is given, and what it waits for.
+    struct Timeout<F, U> {
+        #[pin]
+        future: F,
+        #[pin]
+        until: U,
+    }
+}
+
+impl<F: Future, U: Future> Future for Timeout<F, U> {
+    type Output = Result<F::Output, Elapsed>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        match this.future.poll(context) {
+            Poll::Ready(output) => Poll::Ready(Ok(output)),
+            Poll::Pending => this.until.poll(context).map(|_| Err(Elapsed)),
+        }
     }
 }
 

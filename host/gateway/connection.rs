@@ -23,6 +23,7 @@ use culvert_wire::device_token::DeviceToken;
 use culvert_wire::failure_code::FailureCode;
 use salvo::websocket::WebSocket;
 use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio_util::future::FutureExt;
 use tracing::Instrument;
 use uuid::Uuid;
 
@@ -97,7 +98,7 @@ pub(crate) async fn serve_connection(control: Arc<Control>, socket: WebSocket, s
     let mut link = AgentSocket::new(socket, control.clock.clone());
     let (peer, client, evicted) = (stranger.peer, stranger.client, stranger.unproven.evicted.clone());
     let greeted = control.clock.timeout(HELLO_WITHIN, Box::pin(handshake(&control, &mut link, stranger)));
-    let Some(greeted) = evicted.run_until_cancelled(greeted).await else {
+    let Some(greeted) = greeted.with_cancellation_token(&evicted).await else {
         tracing::debug!("a connection had to go before it proved whose it is");
         return say_goodbye(&mut link, &End::Busy.to_string(), CROWDED_FOR).await;
     };

@@ -19,6 +19,7 @@ use rustls::server::Acceptor;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::LazyConfigAcceptor;
+use tokio_util::future::FutureExt;
 
 use super::carriers::Carrier;
 use super::lease_connections::LeaseStream;
@@ -54,7 +55,7 @@ pub(crate) fn open(shared: Arc<Shared>, listener: TcpListener, tls: Arc<ServerCo
             let (shared, tls) = (shared.clone(), tls.clone());
             tokio::spawn(async move {
                 let admitted = shared.clock.timeout(ATTACH_WITHIN, admit(&shared, tls, stream));
-                let admitted = entry.evicted.run_until_cancelled(admitted).await;
+                let admitted = admitted.with_cancellation_token(&entry.evicted).await;
                 drop(entry);
                 shared.counts.unproven.leave();
                 match admitted {
@@ -115,7 +116,7 @@ async fn attach_lane(shared: &Shared, mut connection: Carrier, process: AgentPro
     connection.send(&ATTACHED_HERE).await?;
     let stop = shared.stop.clone();
     tokio::spawn(async move {
-        let ended = stop.run_until_cancelled(lane.run(&mut connection, &receiver)).await;
+        let ended = lane.run(&mut connection, &receiver).with_cancellation_token(&stop).await;
         tracing::debug!(?ended, "a connection for datagrams has ended");
         if let Some(pool) = pool.upgrade() {
             pool.remove_lane(&lane);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use culvert_wire::clock::Moment;
 use culvert_wire::node::{NodeEnd, NodeHello, SessionTraffic, ToHost, ToNode, TrafficBatch, TunnelVisitors};
+use tokio_util::future::FutureExt;
 use uuid::Uuid;
 
 use super::assignments::WebChange;
@@ -46,7 +47,7 @@ impl Node {
     }
 
     async fn keep_authority(&self) {
-        while self.shared.stop.run_until_cancelled(self.shared.clock.sleep(TICK)).await.is_some() {
+        while self.shared.clock.sleep(TICK).with_cancellation_token(&self.shared.stop).await.is_some() {
             self.end_without_authority().await;
         }
     }
@@ -54,7 +55,7 @@ impl Node {
     async fn keep_ticking(&self) {
         let mut next = self.shared.clock.moment().plus(TICK);
         for ticks in 1.. {
-            if self.shared.stop.run_until_cancelled(self.shared.clock.until(next)).await.is_none() {
+            if self.shared.clock.until(next).with_cancellation_token(&self.shared.stop).await.is_none() {
                 return;
             }
             next = self.shared.clock.moment().plus(TICK);

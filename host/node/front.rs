@@ -38,6 +38,7 @@ use culvert_wire::client_network::is_trusted;
 use culvert_wire::node::Counted;
 use culvert_wire::socket;
 use tokio::net::{TcpListener, TcpStream};
+use tokio_util::future::FutureExt;
 
 use super::Shared;
 use super::addresses::{Addresses, Entry};
@@ -100,7 +101,7 @@ impl Front {
     pub(crate) fn listen(self: &Arc<Self>, scheme: Scheme, listener: TcpListener) {
         let front = self.clone();
         let stop = front.shared.stop.clone();
-        self.shared.tasks.spawn(async move { stop.run_until_cancelled(front.accept(scheme, listener)).await });
+        self.shared.tasks.spawn(async move { front.accept(scheme, listener).with_cancellation_token(&stop).await });
     }
 
     async fn accept(self: Arc<Self>, scheme: Scheme, listener: TcpListener) {
@@ -182,7 +183,8 @@ impl Front {
         {
             return passthrough::relay(&self.shared, peer, name, stream, entry);
         }
-        let accepted = self.tls.accept(stream).await;
+        // In a box, which is gone when the handshake is over.
+        let accepted = Box::pin(self.tls.accept(stream)).await;
         // That of an authority which looks for a challenge is no visitor's.
         if !matches!(accepted, Ok(None)) {
             let outcome = if accepted.is_ok() { "succeeded" } else { "failed" };

@@ -11,6 +11,7 @@ use culvert_wire::data2::visit::VisitKind;
 use culvert_wire::node::{Assignment, Transport};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
+use tokio_util::future::FutureExt;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -122,7 +123,7 @@ impl Tunnel {
                 let listening = PublicListener { port_id: wanted.id, run, access, stop: stop.clone(), shared };
                 let listening = Arc::new(listening);
                 tasks.spawn(async move {
-                    listening.stop.run_until_cancelled(listening.listen(listener)).await;
+                    listening.listen(listener).with_cancellation_token(&listening.stop).await;
                 })
             }
             BoundPort::Udp(port) => {
@@ -219,7 +220,7 @@ impl PublicListener {
 
     /// Relays a visitor whom a trusted proxy brings. It must say who that is.
     async fn relay_proxied(self: Arc<Self>, mut stream: TcpStream, proxy: SocketAddr) {
-        let read = self.stop.run_until_cancelled(proxy_header::read(&mut stream, &self.shared.clock)).await;
+        let read = proxy_header::read(&mut stream, &self.shared.clock).with_cancellation_token(&self.stop).await;
         let came = match read {
             Some(Ok(Begin::Header(proxied))) => proxied,
             // A proxy that looks whether the port is open is a visitor itself.

@@ -10,6 +10,7 @@ use culvert_wire::data2::lane;
 use culvert_wire::data2::transport::Transport;
 use culvert_wire::quic::{self, QuicStream};
 use quinn::{ConnectionError, Endpoint, EndpointConfig, Incoming, ServerConfig, TokioRuntime};
+use tokio_util::future::FutureExt;
 
 use super::Shared;
 use super::agent_listener::{ATTACH_WITHIN, ATTACHED_HERE, deny, proven};
@@ -37,7 +38,7 @@ pub(crate) fn open(
     let retry_from = RETRY_FROM.min(bounds.unproven_per_address / 2) as u64;
     tasks.spawn(async move {
         let stop = shared.stop.clone();
-        while let Some(Some(incoming)) = stop.run_until_cancelled(endpoint.accept()).await {
+        while let Some(Some(incoming)) = endpoint.accept().with_cancellation_token(&stop).await {
             // Those that were closed stay for a moment.
             if endpoint.open_connections() as u64 > shared.counts.quic.get() + 2 * bounds.unproven as u64 {
                 incoming.ignore();
@@ -53,7 +54,7 @@ pub(crate) fn open(
             let shared = shared.clone();
             tokio::spawn(async move {
                 let admitted = shared.clock.timeout(ATTACH_WITHIN, admit(&shared, incoming));
-                let admitted = entry.evicted.run_until_cancelled(admitted).await;
+                let admitted = admitted.with_cancellation_token(&entry.evicted).await;
                 drop(entry);
                 shared.counts.unproven.leave();
                 if !matches!(admitted, Some(Ok(Ok(())))) {

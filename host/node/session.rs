@@ -21,6 +21,7 @@ use culvert_wire::socket;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
+use tokio_util::future::FutureExt;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -251,7 +252,7 @@ impl SessionRelay {
     async fn wait_for<T>(&self, visitor: &Visitor, wanted: impl Future<Output = T>) -> Option<T> {
         let wanted = self.clock.timeout_at(visitor.came.plus(VISITOR_WAIT), wanted);
         let out = &visitor.admission.out;
-        match self.ended.run_until_cancelled(out.run_until_cancelled(wanted)).await.flatten() {
+        match wanted.with_cancellation_token(out).with_cancellation_token(&self.ended).await.flatten() {
             Some(Ok(found)) => Some(found),
             Some(Err(_)) => {
                 let error = io::Error::new(io::ErrorKind::TimedOut, "the agent brought no connection");
@@ -315,7 +316,7 @@ impl SessionRelay {
         tokio::spawn(async move {
             // After a refusal, the node's direction is still open.
             let ended = self.clock.timeout(ACCEPT_WITHIN, stream.shutdown());
-            let _ = self.ended.run_until_cancelled(ended).await;
+            let _ = ended.with_cancellation_token(&self.ended).await;
             self.keep(stream);
         });
     }
@@ -412,7 +413,7 @@ impl SessionRelay {
                 () = self.unanswered(is_accepted) => Err(io::ErrorKind::TimedOut.into()),
             }
         };
-        self.ended.run_until_cancelled(out.run_until_cancelled(carried)).await.flatten()
+        carried.with_cancellation_token(&out).with_cancellation_token(&self.ended).await.flatten()
     }
 
     fn conclude(&self, mut visitor: Visitor, served: Option<io::Result<()>>) {

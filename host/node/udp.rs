@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use culvert_wire::clock::{Clock, Moment};
 use culvert_wire::data2::datagram::CloseReason;
 use culvert_wire::node::Counted;
+use tokio_util::future::FutureExt;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -63,7 +64,7 @@ impl UdpPort {
                 }
             }
         };
-        stop.run_until_cancelled(listening).await;
+        listening.with_cancellation_token(&stop).await;
         flows.end_port(self.number);
     }
 }
@@ -217,7 +218,7 @@ impl Flows {
     /// Ends flows that have been silent for too long, as long as there are flows.
     async fn end_silent(self: Arc<Self>, clock: Clock) {
         while let Some(next) = self.look(clock.moment()) {
-            if self.ended.run_until_cancelled(clock.until(next)).await.is_none() {
+            if clock.until(next).with_cancellation_token(&self.ended).await.is_none() {
                 return;
             }
         }

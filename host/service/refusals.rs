@@ -10,6 +10,7 @@ use culvert_domain::page::{Page, PageRows};
 use culvert_domain::refusal::{Refusal, RefusedRequest};
 use culvert_domain::refused_by::Stage;
 use tokio::sync::{Mutex, mpsc};
+use tokio_util::future::FutureExt;
 use uuid::Uuid;
 
 use crate::Service;
@@ -73,7 +74,7 @@ impl Refusals {
         let (mut waiting, mut counts) = (self.waiting.lock().await, HashMap::new());
         loop {
             let mut batch = Vec::new();
-            if stop.run_until_cancelled(waiting.recv_many(&mut batch, BATCH)).await.is_none() {
+            if waiting.recv_many(&mut batch, BATCH).with_cancellation_token(&stop).await.is_none() {
                 while let Ok(refusal) = waiting.try_recv() {
                     batch.push(refusal);
                 }

@@ -19,6 +19,7 @@ use culvert_wire::failure_code::FailureCode;
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 use tokio::sync::{Notify, watch};
+use tokio_util::future::FutureExt;
 
 use super::served::Served;
 use super::visit::VisitContext;
@@ -145,7 +146,7 @@ impl Flows {
         let flows = self.clone();
         tokio::spawn(async move {
             let stop = flow.served.stop.clone();
-            let reason = stop.run_until_cancelled(flows.serve(number, &flow, open)).await;
+            let reason = flows.serve(number, &flow, open).with_cancellation_token(&stop).await;
             lock(&flows.table).remove(&number);
             if let Some(Some(reason)) = reason {
                 let _ = flows.send(Datagram::Close { flow: number, reason });

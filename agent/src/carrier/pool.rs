@@ -10,6 +10,7 @@ use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, watch};
 use tokio_rustls::TlsConnector;
+use tokio_util::future::FutureExt as _;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::TransportChoice;
@@ -124,8 +125,7 @@ impl Pool {
 
 /// Runs a task of the pool until the pool ends.
 fn spawn(shared: &Arc<Shared>, task: impl Future<Output = ()> + Send + 'static) {
-    let stop = shared.stop.clone();
-    tokio::spawn(async move { stop.run_until_cancelled(task).await });
+    tokio::spawn(task.with_cancellation_token_owned(shared.stop.clone()));
 }
 
 impl Shared {

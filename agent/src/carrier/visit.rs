@@ -15,6 +15,7 @@ use culvert_wire::data2::transport::Transport;
 use culvert_wire::data2::visit::{Accepted, RefusalCode, Refused, Visit};
 use culvert_wire::failure_code::FailureCode;
 use culvert_wire::{pipe, socket};
+use tokio_util::future::FutureExt;
 
 /// How long a connection waits for a visit before it is closed if there are too many.
 const SURPLUS_FOR: Duration = Duration::from_secs(10);
@@ -116,7 +117,7 @@ async fn serve(cx: &VisitContext, mut carrier: Carrier, visit: Visit) -> Option<
             never = carrier.note_wanted() => match never {},
         }
     };
-    let reached = served.stop.run_until_cancelled(Box::pin(reached)).await?;
+    let reached = Box::pin(reached).with_cancellation_token(&served.stop).await?;
     if visit.port_id.is_none() {
         // The service of an extra port may be unavailable without the tunnel being reported as degraded.
         served.target.note(reached.as_ref().err().cloned()).await;
@@ -142,7 +143,7 @@ async fn carry(
     let account = pipe::Account { counters: &served.traffic.bytes, budget: &budget };
     let limits = served.target.limits();
     let pipe = pipe::run(&mut stream, &mut target.stream, limits, account, &cx.clock);
-    let ended = served.stop.run_until_cancelled(pipe).await;
+    let ended = pipe.with_cancellation_token(&served.stop).await;
     target.is_complete = matches!(ended, Some(Ok(())));
     if let Some(Err(error)) = ended {
         tracing::debug!(%error, visitor = %visit.visitor, tunnel = %served.name, "a connection was cut");

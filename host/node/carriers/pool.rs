@@ -261,14 +261,14 @@ impl<J> Drop for Pool<J> {
 }
 
 /// Waits for a job, for the agent's wish to close the connection, or for its end. A pool that has ended ends its warm
-/// connections.
+/// connections. What a job needs is allocated when it begins: most connections wait most of the time.
 async fn keep_warm<J: Job>(pool: Weak<Pool<J>>, number: u64, mut carrier: Carrier, mut given: oneshot::Receiver<J>) {
     let frame = tokio::select! {
         biased;
         frame = carrier.next() => frame,
         job = &mut given => {
             return match job {
-                Ok(job) => job.run(carrier).await,
+                Ok(job) => Box::pin(job.run(carrier)).await,
                 Err(_) => drop(carrier.close().await),
             };
         }
@@ -282,7 +282,7 @@ async fn keep_warm<J: Job>(pool: Weak<Pool<J>>, number: u64, mut carrier: Carrie
     let retires = matches!(frame, Ok(Some(Frame::Retire)));
     match given.try_recv() {
         // The wish and a visit have crossed: the visit is served.
-        Ok(job) if retires => job.run(carrier).await,
+        Ok(job) if retires => Box::pin(job.run(carrier)).await,
         Ok(job) => job.retry(),
         Err(_) if retires => {
             let _ = carrier.send(&Frame::Retired).await;

@@ -12,6 +12,7 @@ use culvert_wire::socket;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio_util::future::FutureExt;
 
 use super::exchanges::{EndReason, Exchanges};
 use super::phase::{ConnectionPhase, PhasedStream};
@@ -54,7 +55,7 @@ pub(super) async fn http1<S: Socket>(
         Poll::Ready(ended) => Poll::Ready(ended.map_err(io::Error::other)),
         Poll::Pending => phase.poll(context).map(Err),
     });
-    let ended = front.shared.stop.run_until_cancelled(ended).await;
+    let ended = ended.with_cancellation_token(&front.shared.stop).await;
     if phase.is_within_answer()
         && let Some(parts) = connection.into_parts()
     {

@@ -12,6 +12,7 @@ use hyper::header::{ACCEPT, HeaderValue, TRANSFER_ENCODING};
 use hyper::upgrade::OnUpgrade;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use tokio_util::future::FutureExt;
 use tokio_util::sync::CancellationToken;
 
 use super::activity::Activity;
@@ -309,12 +310,13 @@ fn upgrade(
     count_head(&run, &response);
     tokio::spawn(async move {
         let _counted = (visitor, open);
-        let carried = ongoing.admission.out.run_until_cancelled(async {
+        let carried = async {
             let (visitor, service) = tokio::try_join!(on_visitor, on_service).map_err(io::Error::other)?;
             let account = pipe::Account { counters: run.counters(), budget: &shared.bounds.buffers };
             let (mut visitor, mut service) = (TokioIo::new(visitor), TokioIo::new(service));
             pipe::run(&mut visitor, &mut service, run.limits(), account, &shared.clock).await
-        });
+        }
+        .with_cancellation_token(&ongoing.admission.out);
         if let Some(Err(error)) = carried.await {
             tracing::debug!(%error, "a WebSocket was cut off");
         }

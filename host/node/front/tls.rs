@@ -37,7 +37,8 @@ pub(super) struct TlsFront {
 
 /// A connection after its handshake.
 pub(super) struct Handshaken {
-    pub stream: TlsStream<TcpStream>,
+    /// In a box: it takes more than a kilobyte.
+    pub stream: Box<TlsStream<TcpStream>>,
     /// The certificate that the visitor was shown.
     pub shown: Arc<Held>,
     pub is_h2: bool,
@@ -93,7 +94,7 @@ impl TlsFront {
         let Some(shown) = name.and_then(|name| self.certificates.find(&name)) else {
             return unknown(&mut start.io).await;
         };
-        let stream = start.into_stream(self.config.clone()).await?;
+        let stream = Box::new(start.into_stream(self.config.clone()).await?);
         let is_h2 = stream.get_ref().1.alpn_protocol() == Some(H2);
         Ok(Some(Handshaken { stream, shown, is_h2 }))
     }

@@ -15,7 +15,7 @@ impl Socket for TcpStream {
     }
 }
 
-impl Socket for TlsStream<TcpStream> {
+impl Socket for Box<TlsStream<TcpStream>> {
     fn socket(&self) -> &TcpStream {
         self.get_ref().0
     }

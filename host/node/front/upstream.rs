@@ -11,10 +11,12 @@ use std::time::Duration;
 
 use culvert_wire::clock::{Clock, Moment};
 use culvert_wire::data2::visit::{H2, RefusalCode, VisitKind};
+use futures_util::FutureExt as _;
 use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::{TrySendError, http1, http2};
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio_util::future::FutureExt as _;
 use uuid::Uuid;
 
 use super::body::Body;
@@ -267,9 +269,9 @@ impl Upstreams {
             .max_header_list_size(self.limits.header_bytes as u32)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .handshake(TokioIo::new(lent))
-            .await;
-        let (sender, connection) = handshake.map_err(|_| Page::CONNECTION_LOST)?;
+            .handshake(TokioIo::new(lent));
+        // In a box: most requests do not need the room.
+        let (sender, connection) = Box::pin(handshake).await.map_err(|_| Page::CONNECTION_LOST)?;
         tokio::spawn(driver(destination.run, connection));
         Ok(sender)
     }
@@ -322,8 +324,8 @@ impl Upstreams {
             if may_repeat
                 && used.outcome.is_single
                 && let Some(warm) = lend_warm(destination.run, destination.visited(None)).await
-                && let Ok(moved) =
-                    self.send_fresh(destination, Some(Box::new(warm)), head_of(&request), MOVED_WITHIN).await
+                && let fresh = self.send_fresh(destination, Some(Box::new(warm)), head_of(&request), MOVED_WITHIN)
+                && let Ok(moved) = Box::pin(fresh).await
             {
                 used.end(&self.clock);
                 return Ok(moved);
@@ -340,7 +342,7 @@ impl Upstreams {
                 }
             }
         }
-        self.send_fresh(destination, begun, request, ACCEPT_WITHIN).await
+        Box::pin(self.send_fresh(destination, begun, request, ACCEPT_WITHIN)).await
     }
 
     /// Sends a request on a new connection, or on one that was begun. The agent has this time to say that it has reached the
@@ -451,12 +453,11 @@ fn driver(
     run: &SessionRelay,
     connection: impl Future<Output = hyper::Result<()>> + Send + 'static,
 ) -> impl Future<Output = ()> + Send + 'static {
-    let ended = run.ended();
-    async move {
-        if let Some(Err(error)) = ended.run_until_cancelled(connection).await {
+    connection.with_cancellation_token_owned(run.ended()).map(|ended| {
+        if let Some(Err(error)) = ended {
             tracing::debug!(%error, "a connection to a service has ended");
         }
-    }
+    })
 }
 
 /// A request with the same head and without a body.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tokio::io::AsyncReadExt;
 use tokio::sync::oneshot;
+use tokio_util::future::FutureExt;
 
 use super::{END_WITHIN, SessionRelay, VISITOR_WAIT, VisitCarrier, Visited, Work};
 use crate::carriers::Carrier;
@@ -17,7 +18,7 @@ impl SessionRelay {
     /// `TimedOut` if the agent brings no connection in time, another error if the tunnel is offline.
     pub(crate) async fn lend(&self, visited: Visited) -> io::Result<VisitCarrier> {
         let since = self.clock.moment();
-        let carrier = self.ended.run_until_cancelled(self.clock.timeout(VISITOR_WAIT, self.borrow()));
+        let carrier = self.clock.timeout(VISITOR_WAIT, self.borrow()).with_cancellation_token(&self.ended);
         let carrier = match carrier.await {
             Some(Ok(carrier)) => carrier?,
             Some(Err(_)) => return Err(io::ErrorKind::TimedOut.into()),
@@ -57,7 +58,7 @@ impl SessionRelay {
             let mut byte = [0];
             let end = self.clock.timeout(END_WITHIN, stream.read(&mut byte));
             // If a byte comes instead, the visit is cut.
-            let _ = self.ended.run_until_cancelled(end).await;
+            let _ = end.with_cancellation_token(&self.ended).await;
             self.take_back(stream);
         });
     }

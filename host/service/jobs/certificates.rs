@@ -18,6 +18,7 @@ use culvert_store::error::first_error;
 use culvert_wire::clock::Moment;
 use futures_util::{StreamExt, stream};
 use tokio::sync::{Notify, OnceCell};
+use tokio_util::future::FutureExt;
 
 use super::Jobs;
 use crate::certificates::{LOCAL, seal_key};
@@ -99,7 +100,7 @@ pub async fn run(jobs: Arc<Jobs>) {
             }
         }
     };
-    jobs.stop.run_until_cancelled(work).await;
+    work.with_cancellation_token(&jobs.stop).await;
 }
 
 async fn count_by_status(jobs: &Jobs) {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use culvert_wire::clock::Moment;
 use tokio::sync::{Notify, Semaphore};
+use tokio_util::future::FutureExt;
 use uuid::Uuid;
 
 use super::Jobs;
@@ -94,7 +95,7 @@ async fn send_due(jobs: &Arc<Jobs>) -> Result<Option<Moment>> {
         jobs.tasks.clone().spawn(async move {
             let stop = jobs.stop.clone();
             // A delivery that shutdown interrupts is sent again after the next start.
-            stop.run_until_cancelled(deliver(&jobs, delivery)).await;
+            deliver(&jobs, delivery).with_cancellation_token(&stop).await;
             drop(slot);
             jobs.deliveries.under_way().end_one(scope_id);
             jobs.deliveries.wake();

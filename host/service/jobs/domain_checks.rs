@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
+use tokio_util::future::FutureExt;
 
 use super::Jobs;
 use culvert_domain::custom_domain::{CHECK_EVERY, CustomDomain};
@@ -30,7 +31,7 @@ pub async fn run(jobs: Arc<Jobs>) {
             jobs.clock.until(next).await;
         }
     };
-    jobs.stop.run_until_cancelled(checks).await;
+    checks.with_cancellation_token(&jobs.stop).await;
 }
 
 async fn check_due(jobs: &Jobs) -> Result<()> {

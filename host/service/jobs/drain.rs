@@ -6,6 +6,7 @@ use std::time::Duration;
 use culvert_domain::error::Result;
 
 use super::{Jobs, heartbeat};
+use tokio_util::future::FutureExt;
 
 /// Agents that are sent to other hosts in one second: this part of those that are there, and so many at least.
 const PARTS: usize = 20;
@@ -23,7 +24,7 @@ pub struct Times {
 
 /// Sends agents to other hosts while this one drains. Runs until the host stops.
 pub async fn run(jobs: Arc<Jobs>) {
-    jobs.stop.run_until_cancelled(send_agents_away(&jobs)).await;
+    send_agents_away(&jobs).with_cancellation_token(&jobs.stop).await;
 }
 
 async fn send_agents_away(jobs: &Jobs) {

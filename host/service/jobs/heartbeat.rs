@@ -10,6 +10,7 @@ use culvert_wire::clock::Moment;
 use super::outage::Outage;
 use super::{Jobs, wakeups};
 use crate::fleet::EndCause;
+use tokio_util::future::FutureExt;
 
 /// Runs until the host stops.
 pub async fn run(jobs: Arc<Jobs>) {
@@ -26,7 +27,7 @@ pub async fn run(jobs: Arc<Jobs>) {
                 RETRY_EVERY
             }
         };
-        if jobs.stop.run_until_cancelled(jobs.clock.sleep(next)).await.is_none() {
+        if jobs.clock.sleep(next).with_cancellation_token(&jobs.stop).await.is_none() {
             return;
         }
     }

@@ -9,6 +9,7 @@ use culvert_domain::error::{Error, Result};
 use culvert_domain::fleet::ForHost;
 use culvert_store::postgres_bus::Heard;
 use tokio::time::{sleep, timeout};
+use tokio_util::future::FutureExt;
 
 use super::Jobs;
 use super::outage::Outage;
@@ -20,7 +21,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Runs until the host stops.
 pub async fn run(jobs: Arc<Jobs>) {
-    jobs.stop.run_until_cancelled(listen_always(&jobs)).await;
+    listen_always(&jobs).with_cancellation_token(&jobs.stop).await;
 }
 
 #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]

@@ -11,6 +11,7 @@ use lettre::message::header::{ContentType, HeaderName, HeaderValue};
 use lettre::transport::smtp::Error as SmtpError;
 use lettre::{AsyncSmtpTransport, AsyncTransport as _, Message, Tokio1Executor};
 use tokio::sync::Notify;
+use tokio_util::future::FutureExt;
 
 use super::Jobs;
 use crate::mails::Content;
@@ -76,7 +77,7 @@ impl MailWorker {
 pub async fn run(jobs: Arc<Jobs>) {
     let Some(server) = &jobs.mail.server else { return };
     loop {
-        let next = jobs.stop.run_until_cancelled(send_due(&jobs, server)).await;
+        let next = send_due(&jobs, server).with_cancellation_token(&jobs.stop).await;
         let Some(next) = next else { return };
         let next = next.unwrap_or_else(|error| {
             tracing::warn!(error = %Chain(&error), "mails could not be looked for");

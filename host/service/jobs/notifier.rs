@@ -9,6 +9,7 @@ use culvert_domain::error::Result;
 use culvert_domain::fleet::ForHost;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::future::FutureExt;
 use uuid::Uuid;
 
 use super::Jobs;
@@ -85,7 +86,7 @@ impl Notifier {
 /// Runs until the host stops.
 pub async fn run(jobs: Arc<Jobs>) {
     let both = async { tokio::join!(notify_hosts(&jobs), notify_of_scopes(&jobs)) };
-    jobs.stop.run_until_cancelled(both).await;
+    both.with_cancellation_token(&jobs.stop).await;
 }
 
 #[expect(clippy::disallowed_methods, reason = "a database's time is the system's")]

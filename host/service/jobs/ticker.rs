@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
+use tokio_util::future::FutureExt;
 use uuid::Uuid;
 
 use super::{Jobs, Ticker, sweep};
@@ -53,9 +54,9 @@ async fn keep_time(jobs: &Jobs) {
 
 async fn prune(jobs: &Jobs) {
     let mut next = jobs.clock.moment().plus(FIRST_PRUNE);
-    while jobs.stop.run_until_cancelled(jobs.clock.until(next)).await.is_some() {
+    while jobs.clock.until(next).with_cancellation_token(&jobs.stop).await.is_some() {
         if jobs.service.fleet.leads()
-            && let Some(result) = jobs.stop.run_until_cancelled(jobs.service.store.prune()).await
+            && let Some(result) = jobs.service.store.prune().with_cancellation_token(&jobs.stop).await
         {
             report("old rows could not be deleted", result);
         }
@@ -210,7 +211,7 @@ async fn confirm_moves(jobs: &Jobs, due: Due) -> Result<()> {
 fn replace_lost_nodes(jobs: &Jobs) {
     let (service, stop) = (jobs.service.clone(), jobs.stop.clone());
     jobs.tasks.spawn(async move {
-        if let Some(result) = stop.run_until_cancelled(service.replace_lost_nodes()).await {
+        if let Some(result) = service.replace_lost_nodes().with_cancellation_token(&stop).await {
             report("tunnels could not be moved from lost nodes", result);
         }
     });

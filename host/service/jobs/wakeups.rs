@@ -11,6 +11,7 @@ use culvert_domain::string_enum::StringEnum;
 use culvert_store::due::Due;
 use culvert_store::hints::TakenHint;
 use culvert_wire::clock::Clock;
+use tokio_util::future::FutureExt;
 use uuid::Uuid;
 
 use super::Jobs;
@@ -129,7 +130,7 @@ impl Wakeups {
 
 /// Tells the devices at other hosts once that this one has started.
 pub async fn run_once(jobs: Arc<Jobs>) {
-    jobs.stop.run_until_cancelled(wake_waiting(jobs.service.clone())).await;
+    wake_waiting(jobs.service.clone()).with_cancellation_token(&jobs.stop).await;
 }
 
 /// The nodes of this host are there: the devices at other hosts resume the tunnels that wait for them. If it fails, they look

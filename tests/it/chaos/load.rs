@@ -11,6 +11,7 @@ use serde_json::{Value as Json, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
+use tokio_util::future::FutureExt;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -205,8 +206,8 @@ impl Visitor {
         while !end.is_cancelled() {
             let public = self.public.borrow_and_update().unwrap_or(NOWHERE);
             let stream = clock.timeout(self.patience, TcpStream::connect(public));
-            if let Some(Ok(Ok(stream))) = end.run_until_cancelled(stream).await {
-                end.run_until_cancelled(self.talk(BufReader::new(stream))).await;
+            if let Some(Ok(Ok(stream))) = stream.with_cancellation_token(&end).await {
+                self.talk(BufReader::new(stream)).with_cancellation_token(&end).await;
             }
             clock.sleep(LOOK_EVERY).await;
         }
