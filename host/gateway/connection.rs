@@ -94,8 +94,17 @@ impl From<Error> for End {
     }
 }
 
-pub(crate) async fn serve_connection(control: Arc<Control>, socket: WebSocket, stranger: Stranger) {
-    let mut link = AgentSocket::new(socket, control.clock.clone());
+pub(crate) fn serve_connection(
+    control: Arc<Control>,
+    socket: WebSocket,
+    stranger: Stranger,
+) -> impl Future<Output = ()> + Send {
+    // In a box: an asynchronous function holds what it is given and what it makes of it.
+    let link = Box::new(AgentSocket::new(socket, control.clock.clone()));
+    serve(control, link, stranger)
+}
+
+async fn serve(control: Arc<Control>, mut link: Box<AgentSocket>, stranger: Stranger) {
     let (peer, client, evicted) = (stranger.peer, stranger.client, stranger.unproven.evicted.clone());
     let greeted = control.clock.timeout(HELLO_WITHIN, Box::pin(handshake(&control, &mut link, stranger)));
     let Some(greeted) = greeted.with_cancellation_token(&evicted).await else {
@@ -108,7 +117,8 @@ pub(crate) async fn serve_connection(control: Arc<Control>, socket: WebSocket, s
     match greeted {
         Ok(Ok((device, consent, _place))) => {
             let span = tracing::info_span!("agent", device_id = %device.id());
-            AgentConnection::new(control, link, device, consent, client).run().instrument(span).await;
+            let mut connection = AgentConnection::new(control, link, device, consent, client);
+            connection.run().instrument(span).await;
         }
         Ok(Err(end @ End::Draining)) => say_goodbye(&mut link, &end.to_string(), CROWDED_FOR).await,
         Ok(Err(end @ (End::Full | End::TooOften | End::Busy))) => {
@@ -174,7 +184,7 @@ async fn handshake(
 
 struct AgentConnection {
     control: Arc<Control>,
-    link: AgentSocket,
+    link: Box<AgentSocket>,
     handle: ConnectionHandle,
     device: Arc<ConnectedDevice>,
     requests: DeviceRequests,
@@ -192,7 +202,7 @@ struct AgentConnection {
 impl AgentConnection {
     fn new(
         control: Arc<Control>,
-        link: AgentSocket,
+        link: Box<AgentSocket>,
         device: ConnectedDevice,
         consent: ConsentState,
         client: IpAddr,
@@ -207,7 +217,7 @@ impl AgentConnection {
     }
 
     /// Most connections only wait, so the work of a step has memory of its own, for as long as it takes.
-    async fn run(mut self) {
+    async fn run(&mut self) {
         tracing::info!("connected");
         let end = match Box::pin(self.welcome()).await {
             Ok(()) => self.listen().await,

@@ -55,7 +55,7 @@ pub fn router(control: &Arc<Control>) -> Router {
 
 /// Bytes that a connection reads at once, which each of them has allocated all the time; the default is 128 KiB. Frames are
 /// mostly shorter, and a longer one is read in pieces.
-const READ_BUFFER: usize = 4 * 1024;
+const READ_BUFFER: usize = 1024;
 
 struct Connect(Arc<Control>);
 

@@ -264,7 +264,7 @@ impl Node {
         let found = self.with(assignment.tunnel_id, |tunnel| (tunnel.access.clone(), tunnel.flows.clone()));
         if let Some((access, flows)) = found.filter(|(access, _)| access.version() != assignment.access_version) {
             access.replace(assignment.access_version, rules(assignment)?);
-            flows.reevaluate();
+            flows.iter().for_each(|flows| flows.reevaluate());
         }
         Ok(())
     }

@@ -1,7 +1,6 @@
 //! The public ports of one tunnel. New visitors go to the newest run.
 
 use std::cmp::Ordering;
-use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -26,14 +25,14 @@ use super::{Shared, lock};
 pub(crate) struct Tunnel {
     run: Arc<Mutex<Arc<SessionRelay>>>,
     pub access: Arc<Admission>,
-    pub flows: Arc<Flows>,
-    ports: HashMap<(u16, Transport), Port>,
+    /// Since the tunnel's first UDP port was opened.
+    pub flows: Option<Arc<Flows>>,
+    ports: Vec<Port>,
 }
 
 /// An open port.
 struct Port {
-    /// `None` for the tunnel's own port.
-    id: Option<Uuid>,
+    spec: PortSpec,
     listening: JoinHandle<()>,
     stop: CancellationToken,
 }
@@ -72,8 +71,7 @@ pub(crate) enum BoundPort {
 impl Tunnel {
     pub(crate) fn new(assignment: &Assignment, access: Arc<Admission>, shared: &Shared) -> Self {
         let run = SessionRelay::new(assignment.clone(), shared);
-        let flows = Flows::new(access.clone(), shared);
-        Self { run: Arc::new(Mutex::new(run)), access, flows, ports: HashMap::new() }
+        Self { run: Arc::new(Mutex::new(run)), access, flows: None, ports: Vec::new() }
     }
 
     pub(crate) fn run(&self) -> Arc<SessionRelay> {
@@ -93,7 +91,7 @@ impl Tunnel {
             Ordering::Greater => {
                 let former = std::mem::replace(&mut *run, SessionRelay::new(assignment.clone(), shared));
                 former.end();
-                self.flows.end_run();
+                self.flows.iter().for_each(|flows| flows.end_run());
                 EpochChange::Serving { former: Some(former) }
             }
         }
@@ -102,15 +100,13 @@ impl Tunnel {
     /// Applies the rules again, after the country database has changed.
     pub(crate) fn reevaluate(&self) {
         self.access.reevaluate();
-        self.flows.reevaluate();
+        self.flows.iter().for_each(|flows| flows.reevaluate());
     }
 
     /// The wanted ports that are not open yet.
     pub(crate) fn ports_to_open(&self, wanted: &[PortSpec]) -> Vec<PortSpec> {
-        let open = |wanted: &&PortSpec| {
-            self.ports.get(&(wanted.port, wanted.transport)).is_some_and(|port| port.id == wanted.id)
-        };
-        wanted.iter().filter(|wanted| !open(wanted)).copied().collect()
+        let is_open = |wanted: &PortSpec| self.ports.iter().any(|port| port.spec == *wanted);
+        wanted.iter().filter(|wanted| !is_open(wanted)).copied().collect()
     }
 
     /// Starts to accept visitors on a port.
@@ -123,31 +119,28 @@ impl Tunnel {
                 let listening = PublicListener { port_id: wanted.id, run, access, stop: stop.clone(), shared };
                 let listening = Arc::new(listening);
                 tasks.spawn(async move {
-                    listening.listen(listener).with_cancellation_token(&listening.stop).await;
+                    listening.listen(&listener).with_cancellation_token(&listening.stop).await;
                 })
             }
             BoundPort::Udp(port) => {
-                let (flows, stop) = (self.flows.clone(), stop.clone());
+                let flows = self.flows.get_or_insert_with(|| Flows::new(self.access.clone(), &shared)).clone();
+                let stop = stop.clone();
                 tasks.spawn(async move { port.listen(run, flows, stop, &shared).await })
             }
         };
-        self.ports.insert((wanted.port, wanted.transport), Port { id: wanted.id, listening, stop });
+        self.ports.push(Port { spec: wanted, listening, stop });
     }
 
     /// Removes the ports that are no longer wanted. [`ClosingPorts::close`] closes them.
     pub(crate) fn ports_to_close(&mut self, wanted: &[PortSpec]) -> ClosingPorts {
-        let still = |(port, transport): (u16, Transport), open: &Port| {
-            wanted.contains(&PortSpec { port, transport, id: open.id })
-        };
-        let over: Vec<_> = self.ports.iter().filter(|(key, port)| !still(**key, port)).map(|(key, _)| *key).collect();
-        ClosingPorts(over.into_iter().filter_map(|key| self.ports.remove(&key)).collect())
+        ClosingPorts(self.ports.extract_if(.., |port| !wanted.contains(&port.spec)).collect())
     }
 
     /// Ends the run and closes the ports. When this returns, other tunnels can bind them.
     pub(crate) async fn close(mut self) -> Arc<SessionRelay> {
         let run = self.run();
         run.end();
-        self.flows.close();
+        self.flows.iter().for_each(|flows| flows.close());
         self.ports_to_close(&[]).close().await;
         run
     }
@@ -190,11 +183,11 @@ struct PublicListener {
 }
 
 impl PublicListener {
-    async fn listen(self: &Arc<Self>, listener: TcpListener) {
+    async fn listen(self: &Arc<Self>, listener: &TcpListener) {
         let shared = &self.shared;
         loop {
             // Meanwhile, new visitors wait in the listener's backlog.
-            while shared.bounds.is_short_of_descriptors(&listener) {
+            while shared.bounds.is_short_of_descriptors(listener) {
                 shared.clock.sleep(ACCEPT_RETRY_DELAY).await;
             }
             match listener.accept().await {

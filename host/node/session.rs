@@ -20,7 +20,7 @@ use culvert_wire::pipe::{self, Counters};
 use culvert_wire::socket;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::watch;
+use tokio::sync::SetOnce;
 use tokio_util::future::FutureExt;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -57,8 +57,8 @@ pub(crate) struct SessionRelay {
     bounds: Arc<Bounds>,
     counts: Arc<Counts>,
     limits: Mutex<pipe::Limits>,
-    /// Whether the agent has reported that it serves the tunnel. Before that, no visitor is served.
-    ready: watch::Sender<bool>,
+    /// Set when the agent has reported that it serves the tunnel. Before that, no visitor is served.
+    ready: SetOnce<()>,
     /// The connections of the agent's process, until the run ends.
     seat: Mutex<Option<Seat<Work>>>,
     /// Connections of an agent that speaks version 1 only.
@@ -85,7 +85,7 @@ impl SessionRelay {
         let Assignment { tunnel_id, session_id, epoch, device_id, boot_id, .. } = assignment;
         Arc::new(Self {
             limits: Mutex::new(limits(&assignment)),
-            ready: watch::Sender::new(assignment.ready),
+            ready: SetOnce::new_with(assignment.ready.then_some(())),
             seat: Mutex::new(Some(shared.carriers.join(AgentProcess { device_id, boot_id }))),
             scope_id: assignment.scope_id,
             name: assignment.name.clone(),
@@ -132,11 +132,10 @@ impl SessionRelay {
     /// Takes over changes of the assignment. New limits apply to new connections only.
     pub(crate) fn follow(&self, assignment: &Assignment) {
         *lock(&self.limits) = limits(assignment);
-        self.ready.send_if_modified(|ready| {
-            let becomes_ready = assignment.ready && !*ready;
-            *ready |= assignment.ready;
-            becomes_ready
-        });
+        if assignment.ready {
+            // It may have been set before.
+            let _ = self.ready.set(());
+        }
         *lock(&self.assignment) = assignment.clone();
     }
 
@@ -204,7 +203,7 @@ impl SessionRelay {
 
     /// Serves a visitor by a warm connection, or as soon as there is a connection.
     fn serve(self: Arc<Self>, visitor: Visitor) {
-        if !*self.ready.borrow() {
+        if !self.ready.initialized() {
             tokio::spawn(self.wait_until_ready(visitor));
         } else if self.lease_connections.is_used() {
             tokio::spawn(self.wait_and_relay(visitor, None));
@@ -221,8 +220,7 @@ impl SessionRelay {
     }
 
     async fn wait_until_ready(self: Arc<Self>, visitor: Visitor) {
-        let mut ready = self.ready.subscribe();
-        if self.wait_for(&visitor, ready.wait_for(|ready| *ready)).await.is_some() {
+        if self.wait_for(&visitor, self.ready.wait()).await.is_some() {
             self.serve(visitor);
         }
     }

@@ -36,8 +36,7 @@ impl SessionRelay {
     }
 
     async fn borrow(&self) -> io::Result<Carrier> {
-        // This cannot fail: the sender lives as long as `self`.
-        let _ = self.ready.subscribe().wait_for(|ready| *ready).await;
+        self.ready.wait().await;
         loop {
             let pool = self.pool().filter(|_| !self.lease_connections.is_used());
             let pool = pool.ok_or(io::ErrorKind::ConnectionAborted)?;
