@@ -1,8 +1,10 @@
 //! The public ports of one tunnel. New visitors go to the newest run.
 
 use std::cmp::Ordering;
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
 use culvert_wire::client_network::is_trusted;
@@ -71,7 +73,7 @@ pub(crate) enum BoundPort {
 impl Tunnel {
     pub(crate) fn new(assignment: &Assignment, access: Arc<Admission>, shared: &Shared) -> Self {
         let run = SessionRelay::new(assignment.clone(), shared);
-        Self { run: Arc::new(Mutex::new(run)), access, flows: None, ports: Vec::new() }
+        Self { run: Arc::new(Mutex::new(run)), access, flows: None, ports: Vec::with_capacity(1) }
     }
 
     pub(crate) fn run(&self) -> Arc<SessionRelay> {
@@ -188,9 +190,10 @@ impl PublicListener {
         loop {
             // Meanwhile, new visitors wait in the listener's backlog.
             while shared.bounds.is_short_of_descriptors(listener) {
-                shared.clock.sleep(ACCEPT_RETRY_DELAY).await;
+                self.wait_to_accept().await;
             }
-            match listener.accept().await {
+            // `accept` would keep more for each port that waits for a visitor.
+            match poll_fn(|context| listener.poll_accept(context)).await {
                 // `accept` may have waited long, and free descriptors may have run short meanwhile.
                 Ok((visitor, _)) if shared.bounds.is_in_reserve(&visitor) => {
                     culvert_wire::socket::reset(&visitor);
@@ -205,10 +208,15 @@ impl PublicListener {
                 },
                 Err(error) => {
                     shared.log_unaccepted(&error);
-                    shared.clock.sleep(ACCEPT_RETRY_DELAY).await;
+                    self.wait_to_accept().await;
                 }
             }
         }
+    }
+
+    /// In a box, which is needed while descriptors are short.
+    fn wait_to_accept(&self) -> Pin<Box<impl Future<Output = ()>>> {
+        Box::pin(self.shared.clock.sleep(ACCEPT_RETRY_DELAY))
     }
 
     /// Relays a visitor whom a trusted proxy brings. It must say who that is.
