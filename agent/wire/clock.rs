@@ -254,7 +254,7 @@ impl Clock {
 }
 
 pin_project! {
-    /// A type of its own, since an asynchronous function would hold the future twice: what it is given, and what it waits for.
+    /// A type of its own: an asynchronous function would hold the future twice, as what it is given and as what it waits for.
     struct Timeout<F, U> {
         #[pin]
         future: F,
@@ -301,5 +301,33 @@ impl Drop for Waiting<'_> {
 impl std::fmt::Debug for Clock {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Clock({})", self.now())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use super::*;
+
+    /// Connections wait within timeouts, one in another, and there are many of them.
+    #[test]
+    fn timeout_holds_its_future_once() {
+        let (clock, bytes) = (Clock::system(), [0_u8; 4096]);
+        let future = async move {
+            ready(()).await;
+            bytes
+        };
+        let room = size_of_val(&future);
+        let timeout = clock.timeout(Duration::from_secs(1), clock.timeout(Duration::from_secs(1), future));
+        assert!(size_of_val(&timeout) < room + 512, "{} for {room}", size_of_val(&timeout));
+    }
+
+    #[tokio::test]
+    async fn timeout_counts_from_its_call() {
+        let clock = Clock::manual(DateTime::UNIX_EPOCH);
+        let timeout = clock.timeout(Duration::from_secs(1), pending::<()>());
+        clock.advance(Duration::from_secs(1));
+        assert!(timeout.await.is_err());
     }
 }

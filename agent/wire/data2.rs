@@ -32,7 +32,7 @@ pub const ALPN: &[u8] = b"culvert-data/2";
 
 /// Warm connections that an agent keeps while no visitors come.
 pub const MIN_WARM: usize = 2;
-/// The same of an agent that has a connection of QUIC, which opens a stream at once for the second visitor.
+/// The same, while the agent has a connection of QUIC: the node opens a stream there for a second visitor.
 pub const MIN_WARM_BESIDE_QUIC: usize = 1;
 /// Warm connections of one device, at most.
 pub const MAX_WARM: usize = 256;

@@ -99,7 +99,7 @@ pub(crate) fn serve_connection(
     socket: WebSocket,
     stranger: Stranger,
 ) -> impl Future<Output = ()> + Send {
-    // In a box: an asynchronous function holds what it is given and what it makes of it.
+    // In a box, and before the asynchronous part, which would hold both the socket and the link.
     let link = Box::new(AgentSocket::new(socket, control.clock.clone()));
     serve(control, link, stranger)
 }

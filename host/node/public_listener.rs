@@ -27,7 +27,7 @@ use super::{Shared, lock};
 pub(crate) struct Tunnel {
     run: Arc<Mutex<Arc<SessionRelay>>>,
     pub access: Arc<Admission>,
-    /// Since the tunnel's first UDP port was opened.
+    /// `None` until the tunnel's first UDP port is opened.
     pub flows: Option<Arc<Flows>>,
     ports: Vec<Port>,
 }
@@ -73,7 +73,7 @@ pub(crate) enum BoundPort {
 impl Tunnel {
     pub(crate) fn new(assignment: &Assignment, access: Arc<Admission>, shared: &Shared) -> Self {
         let run = SessionRelay::new(assignment.clone(), shared);
-        Self { run: Arc::new(Mutex::new(run)), access, flows: None, ports: Vec::with_capacity(1) }
+        Self { run: Arc::new(Mutex::new(run)), access, flows: None, ports: Vec::new() }
     }
 
     pub(crate) fn run(&self) -> Arc<SessionRelay> {
@@ -130,6 +130,8 @@ impl Tunnel {
                 tasks.spawn(async move { port.listen(run, flows, stop, &shared).await })
             }
         };
+        // Most tunnels have one port, and a vector makes room for four.
+        self.ports.reserve_exact(1);
         self.ports.push(Port { spec: wanted, listening, stop });
     }
 
@@ -214,7 +216,7 @@ impl PublicListener {
         }
     }
 
-    /// In a box, which is needed while descriptors are short.
+    /// Waits after a port could not accept, in a box that is there meanwhile.
     fn wait_to_accept(&self) -> Pin<Box<impl Future<Output = ()>>> {
         Box::pin(self.shared.clock.sleep(ACCEPT_RETRY_DELAY))
     }

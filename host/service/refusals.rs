@@ -74,7 +74,7 @@ impl Refusals {
         let (mut waiting, mut counts) = (self.waiting.lock().await, HashMap::new());
         loop {
             let mut batch = Vec::new();
-            if waiting.recv_many(&mut batch, BATCH).with_cancellation_token(&stop).await.is_none() {
+            if waiting.recv_many(&mut batch, BATCH).with_cancellation_token(stop).await.is_none() {
                 while let Ok(refusal) = waiting.try_recv() {
                     batch.push(refusal);
                 }

@@ -203,6 +203,18 @@ async fn visitors_who_come_at_once_are_served_by_streams(engine: Engine) {
     stage.host.until_found(async || streams().await.filter(|streams| *streams > 0.0)).await;
 }
 
+/// A second visitor gets a stream, so one connection over TLS is enough while nobody comes.
+#[both_engines]
+async fn agent_keeps_one_warm_connection_beside_quic(engine: Engine) {
+    let stage = Running::on(TestHost::start(engine).await).await;
+    stage.host.until_found(async || stage.transport().await.filter(|transport| transport == "TLS + QUIC")).await;
+    let warm = async || stage.host.metric("culvert_node_carriers{transport=\"tls\",state=\"warm\"}").await;
+    for (passed, left) in [(Duration::ZERO, 2.0), (Duration::from_secs(10), 1.0)] {
+        stage.host.pass(passed).await;
+        stage.host.until_found(async || warm().await.filter(|warm| *warm == left)).await;
+    }
+}
+
 /// A node that was killed resets the connections of its former process, which the new one does not know (RFC 9000, section
 /// 10.3). Agents would wait for an answer otherwise.
 #[test]

@@ -46,7 +46,7 @@ struct Counts {
     period: Moment,
     /// Visitors that wait for a connection, as the node said.
     waiting: usize,
-    /// What the node asks for.
+    /// What the node asks for. Beside a connection of QUIC, fewer are kept.
     asked: Attached,
     /// How long the node last took to answer an attach.
     round_trip: Option<Duration>,
@@ -239,11 +239,21 @@ impl Census {
         self.changed.notify_one();
     }
 
-    /// Whether a connection is one too many. If so, it no longer counts as warm.
+    /// Whether a connection that waits for a visit is one too many. If so, it no longer counts as warm. Those that are being
+    /// dialled do not make it one: they may fail.
     pub(super) fn is_surplus(&self) -> bool {
+        self.end_surplus(|counts| counts.warm.min(counts.attached.saturating_sub(counts.busy)))
+    }
+
+    /// The same of a connection that is being dialled.
+    pub(super) fn is_surplus_dial(&self) -> bool {
+        self.end_surplus(|counts| counts.warm)
+    }
+
+    fn end_surplus(&self, connections: impl FnOnce(&Counts) -> usize) -> bool {
         let now = self.clock.moment();
         let mut counts = self.counts();
-        let is_surplus = counts.warm > counts.wanted(now);
+        let is_surplus = connections(&counts) > counts.wanted(now);
         counts.warm -= usize::from(is_surplus);
         is_surplus
     }
@@ -252,8 +262,16 @@ impl Census {
 #[cfg(test)]
 mod tests {
     use chrono::DateTime;
+    use futures_util::FutureExt;
 
     use super::*;
+
+    /// The node takes connections.
+    fn attach(census: &Census, connections: usize) {
+        for _ in 0..connections {
+            census.attach(Attached { ahead: MIN_WARM, most: MAX_WARM }, Duration::ZERO);
+        }
+    }
 
     /// After a burst, as many connections stay warm as were busy at once, for 10 to 20 s.
     #[test]
@@ -270,6 +288,7 @@ mod tests {
             census.begin_visit(0);
         }
         assert_eq!(census.missing(), MIN_WARM);
+        attach(&census, 7 + MIN_WARM);
         for _ in 0..7 {
             census.end_visit(true);
         }
@@ -288,11 +307,25 @@ mod tests {
     fn fewer_warm_connections_are_kept_beside_quic() {
         let census = Census::new(Clock::manual(DateTime::UNIX_EPOCH));
         assert_eq!(census.missing(), MIN_WARM);
+        attach(&census, MIN_WARM);
         census.reach();
         assert!(census.is_surplus());
         assert!(!census.is_surplus(), "{MIN_WARM_BESIDE_QUIC} is kept");
         census.lose_reach();
+        assert_eq!(census.changed().now_or_never(), Some(()), "the dialling task wakes");
         assert_eq!(census.missing(), MIN_WARM - MIN_WARM_BESIDE_QUIC);
+    }
+
+    /// A connection that the node has taken does not give way to one that it may not take.
+    #[test]
+    fn dialled_connection_gives_way_to_attached_one() {
+        let census = Census::new(Clock::manual(DateTime::UNIX_EPOCH));
+        assert_eq!(census.missing(), MIN_WARM);
+        attach(&census, 1);
+        census.reach();
+        assert!(!census.is_surplus());
+        assert!(census.is_surplus_dial());
+        assert!(!census.is_surplus_dial());
     }
 
     /// Connections that are being dialled count.

@@ -179,7 +179,7 @@ impl Shared {
                     retry
                 }
             };
-            if self.visits.census.is_surplus() {
+            if self.visits.census.is_surplus_dial() {
                 return;
             }
             tokio::select! {

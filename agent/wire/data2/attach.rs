@@ -37,7 +37,8 @@ impl LaneKind {
 /// The node takes the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attached {
-    /// Warm connections that the agent keeps while no visitors come.
+    /// Warm connections that the agent keeps while no visitors come; beside a connection of QUIC, at most
+    /// [`super::MIN_WARM_BESIDE_QUIC`].
     pub ahead: usize,
     /// Warm connections of one device, at most.
     pub most: usize,

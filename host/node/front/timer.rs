@@ -14,8 +14,8 @@ pub(super) struct ClockTimer(pub(super) Clock);
 
 impl Timer for ClockTimer {
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Sleep>> {
-        let clock = self.0.clone();
-        Box::pin(ClockSleep(Mutex::new(Box::pin(async move { clock.sleep(duration).await }))))
+        let (clock, end) = (self.0.clone(), self.0.moment().plus(duration));
+        Box::pin(ClockSleep(Mutex::new(Box::pin(async move { clock.until(end).await }))))
     }
 
     fn sleep_until(&self, deadline: Instant) -> Pin<Box<dyn Sleep>> {

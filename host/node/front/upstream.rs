@@ -324,8 +324,8 @@ impl Upstreams {
             if may_repeat
                 && used.outcome.is_single
                 && let Some(warm) = lend_warm(destination.run, destination.visited(None)).await
-                && let fresh = self.send_fresh(destination, Some(Box::new(warm)), head_of(&request), MOVED_WITHIN)
-                && let Ok(moved) = Box::pin(fresh).await
+                && let Ok(moved) =
+                    Box::pin(self.send_fresh(destination, Some(Box::new(warm)), head_of(&request), MOVED_WITHIN)).await
             {
                 used.end(&self.clock);
                 return Ok(moved);

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use culvert_domain::error::Result;
+use tokio_util::future::FutureExt;
 
 use super::{Jobs, heartbeat};
-use tokio_util::future::FutureExt;
 
 /// Agents that are sent to other hosts in one second: this part of those that are there, and so many at least.
 const PARTS: usize = 20;

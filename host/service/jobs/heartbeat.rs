@@ -6,11 +6,11 @@ use culvert_domain::error::{Error, Result};
 use culvert_domain::fleet::{Beat, HEARTBEAT_EVERY, HEARTBEAT_WAIT, RETRY_EVERY};
 use culvert_store::{hosts, migrations};
 use culvert_wire::clock::Moment;
+use tokio_util::future::FutureExt;
 
 use super::outage::Outage;
 use super::{Jobs, wakeups};
 use crate::fleet::EndCause;
-use tokio_util::future::FutureExt;
 
 /// Runs until the host stops.
 pub async fn run(jobs: Arc<Jobs>) {
