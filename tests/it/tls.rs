@@ -265,9 +265,9 @@ async fn visitors_are_answered_while_a_certificate_is_renewed(engine: Engine) {
             stage.host.pass(Duration::from_secs(1)).await;
         }
     };
-    let ((), beside) = tokio::join!(renewal, round());
-    serials.extend(beside);
     let until_renewed = async {
+        let ((), beside) = tokio::join!(renewal, round());
+        serials.extend(beside);
         while serials.len() < 2 {
             // Nobody is there now whom this would cut off.
             stage.host.pass(Duration::from_secs(1)).await;
