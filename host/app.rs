@@ -255,6 +255,7 @@ impl Host {
             workers.push(tokio::spawn(wakeups::run_once(app.jobs.clone())));
         }
         site::warn_if_shared(&app.config);
+        app.config.acme.warn(&app.config.node);
         if !admin_address.ip().is_loopback() {
             tracing::warn!(%admin_address, "admin_listen is no loopback address: the operator's token crosses the network in the clear");
         }

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::approved_targets::Chosen;
 use crate::report::{Report, Reporter};
 use crate::service_stream::ServiceStream;
-use crate::target::{self, Bounds, LinkLocal};
+use crate::target::{self, Bounds, LinkLocal, Unreached};
 use crate::targets::Targets;
 use culvert_wire::clock::Clock;
 use culvert_wire::control::Failure;
@@ -105,14 +105,14 @@ impl LocalTarget {
     /// Connects to the target of an extra port, or (`None`) of the tunnel's own port.
     pub(crate) async fn dial(&self, port_id: Option<Uuid>) -> Result<TcpStream, Failure> {
         let Led { target, chosen } = self.led_to(port_id)?;
-        target::dial(&target, &self.bounds(chosen), &self.clock).await
+        Ok(target::dial(&target, &self.bounds(chosen), &self.clock).await?)
     }
 
     /// Connects to the service that a visit is for. Returns also what the node is told of it.
-    pub(crate) async fn reach(&self, visit: &Visit) -> Result<(ServiceStream, Accepted), Failure> {
+    pub(crate) async fn reach(&self, visit: &Visit) -> Result<(ServiceStream, Accepted), Unreached> {
         let Led { target, chosen } = self.led_to(visit.port_id)?;
         let stream = target::dial(&target, &self.bounds(chosen), &self.clock).await?;
-        target::begin(stream, &target, visit, &self.clock).await
+        Ok(target::begin(stream, &target, visit, &self.clock).await?)
     }
 
     /// Opens a socket for the datagrams of a visitor of an extra port, or (`None`) of the tunnel's own port.

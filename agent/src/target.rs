@@ -70,16 +70,36 @@ impl Bounds<'_> {
     }
 }
 
+/// Why a target was not reached.
+#[derive(Clone, Debug)]
+pub struct Unreached {
+    pub failure: Failure,
+    /// Whether it has not answered in time.
+    pub is_silent: bool,
+}
+
+impl From<Failure> for Unreached {
+    fn from(failure: Failure) -> Self {
+        Self { failure, is_silent: false }
+    }
+}
+
+impl From<Unreached> for Failure {
+    fn from(unreached: Unreached) -> Self {
+        unreached.failure
+    }
+}
+
 /// Connects to a target.
 ///
 /// # Errors
 ///
 /// `target_not_allowed` or `agent_rejected` for an address that is not allowed, `local_target_unreachable` if
 /// nothing answers.
-pub async fn dial(target: &Target, bounds: &Bounds<'_>, clock: &Clock) -> Result<TcpStream, Failure> {
+pub async fn dial(target: &Target, bounds: &Bounds<'_>, clock: &Clock) -> Result<TcpStream, Unreached> {
     match clock.timeout(DIAL_WITHIN, connect(target, bounds)).await {
-        Ok(connected) => connected,
-        Err(_) => Err(unreachable(target, "no answer within 10 seconds")),
+        Ok(connected) => Ok(connected?),
+        Err(_) => Err(Unreached { failure: unreachable(target, "no answer within 10 seconds"), is_silent: true }),
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::ConfigError;
+use super::{ConfigError, NodeConfig};
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -59,7 +59,33 @@ impl Default for AcmeConfig {
     }
 }
 
+/// Where public authorities look for proofs: with TLS-ALPN-01 (RFC 8737, section 3), and HTTP-01 (RFC 8555, section 8.3).
+const TLS_ALPN_PORT: u16 = 443;
+const HTTP_PORT: u16 = 80;
+
 impl AcmeConfig {
+    /// Warns of settings with which a public authority issues less than expected.
+    pub(crate) fn warn(&self, node: &NodeConfig) {
+        if self.directory.is_none() {
+            return;
+        }
+        let https = node.https_port.or_else(|| Some(node.https_listen.address()?.port()));
+        let http = node.http_port.or_else(|| Some(node.http_listen.address()?.port()));
+        // An authority of the operator's own may look elsewhere.
+        if self.root_certificates.is_none() && https != Some(TLS_ALPN_PORT) && http != Some(HTTP_PORT) {
+            tracing::warn!(
+                "acme.directory is set, but visitors come neither to port 443 (node.https_listen, node.https_port) nor to \
+                 port 80 (node.http_listen, node.http_port), where an authority looks: it will issue nothing for custom domains"
+            );
+        }
+        if self.dns.is_none() && node.domain.is_some() {
+            tracing::warn!(
+                "acme.dns is not set: each tunnel below node.domain needs a certificate of its own, and authorities limit \
+                 those; with acme.dns, one wildcard serves all"
+            );
+        }
+    }
+
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         if let Some(directory) = &self.directory
             && !reqwest::Url::parse(directory).is_ok_and(|url| url.scheme() == "https")

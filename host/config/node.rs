@@ -200,7 +200,7 @@ pub struct HttpConfig {
     pub h2_stream_window_kib: u32,
     /// KiB that a visitor may send ahead on one connection of HTTP/2.
     pub h2_connection_window_kib: u32,
-    /// Idle connections to local services that are kept for the next request.
+    /// Connections to local services that are kept for the next request, of HTTP/1.1 and as many of HTTP/2.
     pub upstream_connections: usize,
     /// Milliseconds that each is kept.
     pub upstream_idle_ms: u64,

@@ -27,7 +27,9 @@ mod timer;
 mod tls;
 mod transport;
 mod upstream;
+mod upstream_pool;
 mod upstream_version;
+mod upstreams;
 mod visitor;
 
 use std::io;
@@ -55,7 +57,7 @@ use phase::ConnectionPhase;
 use scheme::{PublicPorts, Scheme};
 use tls::{Handshaken, TlsFront};
 use transport::Socket;
-use upstream::Upstreams;
+use upstreams::Upstreams;
 use visitor::VisitorConnection;
 
 pub(crate) struct Front {

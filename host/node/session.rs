@@ -5,7 +5,7 @@ mod visitor;
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 use std::time::Duration;
 
 use culvert_wire::clock::{Clock, Moment};
@@ -71,6 +71,8 @@ pub(crate) struct SessionRelay {
     /// The bytes of the counters that were taken already.
     taken_in: AtomicU64,
     taken_out: AtomicU64,
+    /// Whether it was logged that the service speaks TLS where HTTP was expected.
+    unexpected_tls: Once,
     ended: CancellationToken,
 }
 
@@ -100,6 +102,7 @@ impl SessionRelay {
             counters: Counters::default(),
             taken_in: AtomicU64::new(0),
             taken_out: AtomicU64::new(0),
+            unexpected_tls: Once::new(),
             ended: shared.stop.child_token(),
         })
     }
@@ -154,6 +157,14 @@ impl SessionRelay {
 
     pub(crate) fn add_lease_connection(&self, connection: LeaseStream) {
         self.lease_connections.add(connection);
+    }
+
+    /// The service has answered HTTP with a record of TLS. It is logged once.
+    pub(crate) fn note_unexpected_tls(&self) {
+        let (tunnel, id) = (&self.name, self.lease.tunnel_id);
+        self.unexpected_tls.call_once(|| {
+            tracing::warn!(tunnel, %id, "a local service speaks TLS; its tunnel needs `local_scheme`: \"https\"");
+        });
     }
 
     /// Ends the run: disconnects all visitors, and drops its idle connections.

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use culvert_wire::clock::{Clock, Moment};
-use culvert_wire::data2::datagram::CloseReason;
+use culvert_wire::data2::datagram::{CloseReason, MOST_PAYLOAD};
 use culvert_wire::node::Counted;
 use tokio_util::future::FutureExt;
 use tokio_util::sync::CancellationToken;
@@ -112,6 +112,10 @@ impl Flows {
 
     /// Passes a visitor's datagram on, in the visitor's flow or in a new one.
     fn pass(self: &Arc<Self>, port: &UdpPort, run: &Arc<SessionRelay>, received: &Received<'_>, shared: &Shared) {
+        // Agents take no such datagrams. Nobody can be answered at port 0 (RFC 768), and IPv6 has longer ones.
+        if received.from.port() == 0 || received.payload.len() > MOST_PAYLOAD {
+            return run.counts().count(Counted::DroppedDatagrams, "malformed");
+        }
         let (key, now) = ((port.number, received.from), shared.clock.moment());
         let known = lock(&self.table).by_visitor.get(&key).cloned();
         if let Some(flow) = known {

@@ -287,6 +287,24 @@ async fn key_file_that_everybody_may_read_is_warned_of() {
     assert!(warning.ends_with("take that away: chmod o-r culvert-data/secret.key"), "{warning}");
 }
 
+/// What an authority will not issue shows at the start, and not with the first order that fails.
+#[tokio::test]
+async fn settings_with_which_an_authority_issues_less_are_warned_of() {
+    let place = Place::new(Engine::Sqlite).await.set("CULVERT_NODE__DOMAIN", "tunnel.example.com");
+    let place = place.set("CULVERT_ACME__DIRECTORY", "https://127.0.0.1:1/directory");
+    let mut host = place.start_logged("culvert serve");
+    let warning = host.until("neither to port 443").await;
+    assert!(warning.contains("(node.https_listen, node.https_port)"), "{warning}");
+    let warning = host.until("acme.dns is not set").await;
+    assert!(warning.contains("one wildcard serves all"), "{warning}");
+    host.until("ready address").await;
+    assert_eq!(host.terminate().await, Some(0));
+    let place = place.set("CULVERT_NODE__HTTP_PORT", "80");
+    place.serve().await;
+    let log = std::fs::read_to_string(place.log()).unwrap();
+    assert_eq!(log.matches("neither to port 443").count(), 1, "{log}");
+}
+
 /// `culvert key list | head -0` has done what it was to do; a full disk has not.
 #[tokio::test]
 async fn command_whose_output_is_not_read_succeeds() {

@@ -522,6 +522,84 @@ async fn command_line_says_how_a_service_is_spoken_to(engine: Engine) {
     assert_eq!((&report["connected"], report["nodes"].as_array().map(Vec::len)), (&json!(true), Some(0)));
 }
 
+/// `--basic-auth` with a password, or with one that is typed; `--region`; and `--keep`, which only stops the tunnel at the end.
+#[both_engines]
+async fn command_line_protects_and_keeps_a_tunnel(engine: Engine) {
+    let place = Place::new(engine).await;
+    let host = place.serve().await;
+    place.json("culvert account create --email ada@example.com --name Ada").await;
+    let key = place.json("culvert key create --account ada@example.com --scopes full_access").await;
+    let api = Api::new(&place.url(), key["key"].as_str().unwrap());
+    let code = place.json("culvert device code --account ada@example.com").await;
+    let enrol = format!("culvert-agent enroll --server {} --code {}", place.url(), code["code"].as_str().unwrap());
+    place.json(&enrol).await;
+    let port = WebService::start().await.port;
+    std::fs::write(place.folder.path().join("typed"), "typed secret\n").unwrap();
+    let line = format!("culvert-agent http {port} --no-https --region local --json");
+    let fetch = |name: &str, user: &str| {
+        format!(
+            "curl -sS -o /dev/null -w %{{http_code}} -u '{user}' --resolve {name}.tunnel.localhost:8081:{} \
+             http://{name}.tunnel.localhost:8081/",
+            place.address
+        )
+    };
+    let mut given = place.start(&format!("{line} --subdomain given --basic-auth ada:s:ecretly --keep"));
+    address(&mut given).await;
+    let mut typed = place.start_reading(&format!("{line} --subdomain typed --basic-auth ada"), "typed");
+    address(&mut typed).await;
+    for (name, user, status) in [
+        ("given", "ada:s:ecretly", "200"),
+        ("given", "ada:s", "401"),
+        ("typed", "ada:typed secret", "200"),
+        ("typed", "ada:", "401"),
+    ] {
+        assert_eq!(place.shell(&fetch(name, user)).await, status, "{name} {user}");
+    }
+    assert_eq!(typed.interrupt().await, Some(0));
+    assert_eq!(given.interrupt().await, Some(0));
+    let kept = api.get("/tunnels").await;
+    let kept: Vec<_> =
+        kept.data().as_array().unwrap().iter().map(|tunnel| json!([tunnel["subdomain"], tunnel["region"]])).collect();
+    assert_eq!(kept, [json!(["given", "local"])]);
+    // Nothing is typed.
+    let refused = place.run(&format!("{line} --basic-auth ada")).await;
+    assert_eq!(String::from_utf8_lossy(&refused.stderr), "culvert-agent: --basic-auth: the password is empty\n");
+    let refused = place.run(&format!("culvert-agent http {port} --region Anywhere")).await;
+    let refused = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.contains("region must have 1 to 32 characters of a-z, 0-9 and -"), "{refused}");
+    drop(host);
+}
+
+/// A service that speaks TLS where HTTP is expected answers with an alert. The log says what to change, once.
+#[both_engines]
+async fn service_that_speaks_tls_is_named_in_the_log(engine: Engine) {
+    let place = Place::new(engine).await;
+    let mut host = place.serve().await;
+    place.json("culvert account create --email ada@example.com --name Ada").await;
+    let code = place.json("culvert device code --account ada@example.com").await;
+    let enrol = format!("culvert-agent enroll --server {} --code {}", place.url(), code["code"].as_str().unwrap());
+    place.json(&enrol).await;
+    // The node's own listener for HTTPS is such a service.
+    let line =
+        format!("culvert-agent http {}:8443 --local-scheme http --no-https --subdomain journal --json", place.address);
+    let mut command = place.start(&line);
+    address(&mut command).await;
+    for _ in 0..2 {
+        let fetch = format!(
+            "curl -sS -o /dev/null -w %{{http_code}} --resolve journal.tunnel.localhost:8081:{} \
+             http://journal.tunnel.localhost:8081/",
+            place.address
+        );
+        assert_eq!(place.shell(&fetch).await, "502");
+    }
+    let hint = host.until("speaks TLS").await;
+    assert!(hint.contains(r#"its tunnel needs `local_scheme`: "https""#) && hint.contains(":8443"), "{hint}");
+    assert_eq!(command.interrupt().await, Some(0));
+    assert_eq!(host.terminate().await, Some(0));
+    let log = std::fs::read_to_string(place.log()).unwrap();
+    assert_eq!(log.matches("speaks TLS").count(), 1, "{log}");
+}
+
 /// The address in the next line that says that the tunnel runs.
 async fn address(command: &mut Program) -> Value {
     let line: Value = serde_json::from_str(&command.until("\"running\"").await).unwrap();

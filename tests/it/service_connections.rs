@@ -1,18 +1,21 @@
 //! Connections to web services, which are kept from one request to the next.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use culvert::config::Listen;
 use culvert_agent::ipc::{Answer, Request};
 use culvert_test_macros::both_engines;
 use futures_util::future::join_all;
+use insta::{allow_duplicates, assert_snapshot};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::support::device::{Remote, TestDevice};
 use crate::support::host::{Engine, TestHost, within};
-use crate::support::web::{Browser, WebService, read_chunk, read_head};
+use crate::support::web::{Browser, WebService, outcome, read_chunk, read_head};
 
 const NAME: &str = "hello.tunnel.localhost";
 const IDLE: Duration = Duration::from_secs(5);
@@ -32,12 +35,22 @@ struct Stage {
 impl Stage {
     /// An http tunnel to a port.
     async fn set(engine: Engine, port: u16) -> Self {
-        let host = TestHost::with(engine, |config| config.node.http.upstream_idle_ms = IDLE.as_millis() as u64).await;
+        Self::to(engine, port, "none").await
+    }
+
+    /// An http tunnel to a port, whose service is told of its visitors by this protocol.
+    async fn to(engine: Engine, port: u16, proxy_protocol: &str) -> Self {
+        let host = TestHost::with(engine, |config| config.node.http.upstream_idle_ms = IDLE.as_millis() as u64);
+        Self::on(host.await, port, proxy_protocol).await
+    }
+
+    async fn on(host: TestHost, port: u16, proxy_protocol: &str) -> Self {
         let ada = host.person("ada").await;
         let api = host.api(&ada.key);
         let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
         let tunnel = json!({
             "protocol": "http", "subdomain": "hello", "local_port": port, "http_ssl_enabled": false,
+            "proxy_protocol": proxy_protocol,
         });
         let tunnel = api.post("/tunnels", tunnel).await.id();
         host.run_tunnel(&api, &device, tunnel).await;
@@ -171,6 +184,81 @@ async fn idle_connection_ends_regularly(engine: Engine) {
         })
         .await;
     served.abort();
+}
+
+/// A connection whose service is told who the visitor is ends as well, while the visitor's own goes on.
+#[both_engines]
+async fn idle_connection_for_one_visitor_ends_regularly(engine: Engine) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let stage = Stage::to(engine, listener.local_addr().unwrap().port(), "v1").await;
+    let (ended, mut ends) = mpsc::unbounded_channel();
+    let served = tokio::spawn(async move {
+        loop {
+            let mut stream = next_request(&listener).await;
+            stream.write_all(ANSWER).await.unwrap();
+            let ended = ended.clone();
+            tokio::spawn(async move { ended.send(stream.read(&mut [0]).await.map_err(|error| error.kind())) });
+        }
+    });
+    let mut browser = stage.browser().await;
+    for _ in 0..2 {
+        assert_eq!(browser.outcome(NAME, "/").await, "200");
+        stage.host.pass(IDLE).await;
+        assert_eq!(within(20, ends.recv()).await.unwrap(), Ok(0));
+    }
+    served.abort();
+}
+
+/// A service may end a connection when the next request is on its way. A request that changes nothing is sent once more, and
+/// no other: the service may have done what it asks for.
+#[both_engines]
+async fn only_requests_that_change_nothing_are_sent_again(engine: Engine) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    // On QUIC, requests leave their stream for another connection.
+    let host = TestHost::with(engine, |config| config.node.udp_listen = Some(Listen::Off)).await;
+    let stage = Stage::on(host, port, "none").await;
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let heard = seen.clone();
+    let served = tokio::spawn(async move {
+        let hear = |head: &str| heard.lock().unwrap().push(head[..head.find(" HTTP").unwrap()].to_owned());
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            if let Some(head) = read_head(&mut stream).await {
+                hear(&head);
+                stream.write_all(ANSWER).await.unwrap();
+            }
+            // The second request on a connection gets no answer.
+            if let Some(head) = read_head(&mut stream).await {
+                hear(&head);
+            }
+        }
+    });
+    let mut browser = stage.browser().await;
+    let mut outcomes = Vec::new();
+    for request in ["GET /a", "GET /b", "POST /c", "GET /d", "GET /with-a-body"] {
+        let body = if request == "GET /with-a-body" { "Content-Length: 5\r\n\r\nbody!" } else { "\r\n" };
+        let (head, _) = browser.send(&format!("{request} HTTP/1.1\r\nHost: {NAME}\r\n{body}")).await;
+        outcomes.push(format!("{request}: {}", outcome(&head)));
+    }
+    served.abort();
+    allow_duplicates! {
+        assert_snapshot!(outcomes.join("\n"), @r"
+        GET /a: 200
+        GET /b: 200
+        POST /c: 502 device_connection_lost
+        GET /d: 200
+        GET /with-a-body: 502 device_connection_lost
+        ");
+        assert_snapshot!(seen.lock().unwrap().join("\n"), @r"
+        GET /a
+        GET /b
+        GET /b
+        POST /c
+        GET /d
+        GET /with-a-body
+        ");
+    }
 }
 
 /// A service that does not end its direction as well keeps a connection to the agent for a while, and no longer.

@@ -9,6 +9,7 @@ use culvert_certificates::local_ca::Root;
 use culvert_test_macros::both_engines;
 use culvert_wire::private_dir;
 use futures_util::future::join_all;
+use insta::{allow_duplicates, assert_snapshot};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -113,11 +114,38 @@ async fn tunnel_is_served_by_https_with_the_domains_root(engine: Engine) {
         assert!(seen.starts_with("POST / HTTP/1.1\r\n") && seen.contains("x-forwarded-proto: https\r\n"), "{seen}");
         assert!(seen.contains(&format!("host: hello.tunnel.localhost:{}\r\n", https.port())), "{seen}");
     }
+    // Who trusts the root trusts it for this domain alone.
+    let root = stage.host.config().ca_dir().join("tunnel.localhost/root.pem");
+    let shown = Command::new("openssl").args(["x509", "-noout", "-ext", "nameConstraints", "-in"]).arg(root).output();
+    let shown = String::from_utf8(shown.await.unwrap().stdout).unwrap();
+    allow_duplicates! { assert_snapshot!(shown, @r"
+    X509v3 Name Constraints: critical
+        Permitted:
+          DNS:tunnel.localhost
+        Excluded:
+          IP:0.0.0.0/0.0.0.0
+          IP:0:0:0:0:0:0:0:0/0:0:0:0:0:0:0:0
+    "); }
     // Without the root, nobody trusts it.
     let distrusted = Command::new("curl")
         .args(["-sS", "--resolve", &format!("hello.tunnel.localhost:{}:{}", https.port(), https.ip()), &url])
         .output();
     assert_eq!(distrusted.await.unwrap().status.code(), Some(60), "peer certificate cannot be authenticated");
+}
+
+/// An exchange counts as many bytes by either version of HTTP.
+#[both_engines]
+async fn exchange_counts_the_same_by_both_versions(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let mut counted = Vec::new();
+    for (name, version) in [("first", "--http1.1"), ("other", "--http2")] {
+        let tunnel = stage.running(name, json!({})).await;
+        stage.fetch(&[&[version, "-d", "by curl", &stage.url(tunnel).await]]).await;
+        stage.host.record_traffic().await;
+        let sessions = stage.api.get(&format!("/tunnels/{tunnel}/sessions")).await;
+        counted.push(["bytes_in", "bytes_out"].map(|bytes| sessions.data()[0][bytes].as_u64().unwrap()));
+    }
+    assert!(counted[0] == counted[1] && counted[0].iter().all(|bytes| *bytes > 100), "{counted:?}");
 }
 
 #[both_engines]

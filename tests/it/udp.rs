@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use culvert_test_macros::both_engines;
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::{Value, json};
+use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use uuid::Uuid;
@@ -291,6 +292,26 @@ async fn silent_flow_ends_after_idle_timeout(engine: Engine) {
     let _held = service.hold_first_port(&stage.host).await;
     visitor.echo(b"three").await;
     assert_eq!(service.peers(|_| true).len(), 2, "the agent has opened another socket");
+}
+
+/// Datagrams that agents do not take cut off nobody. Only CAP_NET_RAW, which root has, lets the test send from port 0.
+#[both_engines]
+async fn datagrams_that_nobody_can_answer_are_dropped_at_the_node(engine: Engine) {
+    for way in WAYS {
+        let (stage, _, address) = Stage::echo(engine, way).await;
+        let visitor = DatagramVisitor::to(address).await;
+        visitor.echo(b"before").await;
+        let before = stage.drops("unknown_flow").await;
+        let raw = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::UDP)).expect("this needs CAP_NET_RAW");
+        for _ in 0..200 {
+            // Source port 0, the port, a length of 8 and no checksum.
+            let [high, low] = address.port().to_be_bytes();
+            raw.send_to(&[0, 0, high, low, 0, 8, 0, 0], &SocketAddr::new(address.ip(), 0).into()).unwrap();
+        }
+        stage.host.until_found(async || (stage.drops("malformed").await == 200.0).then_some(())).await;
+        assert_eq!(visitor.echo(b"after").await, b"after");
+        assert_eq!(stage.drops("unknown_flow").await, before, "{way:?}: the agent knows the visitor's flow still");
+    }
 }
 
 /// The rules are for datagrams, too, and a change of them ends flows.

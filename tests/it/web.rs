@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -15,6 +16,7 @@ use culvert_wire::control::Capability;
 use futures_util::{SinkExt, StreamExt};
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::{Value, json};
+use socket2::{Domain, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_tungstenite::tungstenite::Message;
@@ -34,7 +36,10 @@ struct Stage {
 
 impl Stage {
     async fn set(engine: Engine) -> Self {
-        let host = TestHost::start(engine).await;
+        Self::on(TestHost::start(engine).await).await
+    }
+
+    async fn on(host: TestHost) -> Self {
         let ada = host.person("ada").await;
         let api = host.api(&ada.key);
         let device = host.device(&ada, ada.account_id, Remote::Enabled).await;
@@ -399,6 +404,19 @@ async fn chunked_get_keeps_its_body_and_loses_forged_headers(engine: Engine) {
     assert!(!body.contains("root") && !body.contains("9.9.9.9"), "{body}");
 }
 
+/// Trailers are passed on as headers are: without what proxies set.
+#[both_engines]
+async fn trailers_are_kept_and_lose_forged_headers(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    stage.running("hello").await;
+    let request = "POST /echo HTTP/1.1\r\nHost: hello.tunnel.localhost\r\nTransfer-Encoding: chunked\r\n\
+                   Trailer: X-Checksum, X-Forwarded-For\r\n\r\n\
+                   5\r\nhello\r\n0\r\nX-Checksum: 1\r\nX-Forwarded-For: 9.9.9.9\r\n\r\n";
+    let (_, body) = stage.browser().await.send(request).await;
+    let body = String::from_utf8(body).unwrap().to_lowercase();
+    assert!(body.ends_with("\r\n\r\nhellox-checksum: 1\r\n"), "{body}");
+}
+
 /// A visitor who takes nothing of an answer does not hold up the end of the tunnel.
 #[both_engines]
 async fn visitor_who_takes_nothing_is_cut_off(engine: Engine) {
@@ -422,18 +440,89 @@ async fn silent_service_is_given_up_after_idle_timeout(engine: Engine) {
     stage.run(tunnel).await;
     let (mut silent, mut stalled) = (stage.browser().await, stage.browser().await);
     assert_eq!(silent.outcome("hello.tunnel.localhost", "/echo").await, "200");
-    let request = b"POST /silence HTTP/1.1\r\nHost: hello.tunnel.localhost\r\nExpect: 100-continue\r\n\
-                    Content-Length: 5\r\n\r\n";
-    silent.0.write_all(request).await.unwrap();
-    assert_eq!(outcome(&read_head(&mut silent.0).await.unwrap()), "100");
+    silent.0.write_all(b"GET /silence HTTP/1.1\r\nHost: hello.tunnel.localhost\r\n\r\n").await.unwrap();
     stalled.0.write_all(b"GET /stall HTTP/1.1\r\nHost: hello.tunnel.localhost\r\n\r\n").await.unwrap();
     assert_eq!(outcome(&read_head(&mut stalled.0).await.unwrap()), "200");
     let mut half = [0; 5];
     stalled.0.read_exact(&mut half).await.unwrap();
+    let visitors = async || stage.host.metric(r#"culvert_node_visitors{kind="http"}"#).await;
+    stage.host.until_found(async || visitors().await.filter(|visitors| *visitors == 2.0)).await;
     stage.device.advance_with_leases(&stage.host, tunnel, 30).await;
     assert_eq!(outcome(&within(20, read_head(&mut silent.0)).await.unwrap()), "504 local_target_silent");
     let cut = within(20, stalled.0.read(&mut half)).await;
     assert_eq!(cut.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+}
+
+/// A visitor who does not send the rest of a request is told so, and not that the service were silent.
+#[both_engines]
+async fn request_that_does_not_come_is_ended_after_idle_timeout(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let tunnel = stage.create("hello", json!({"idle_timeout": 30})).await;
+    stage.run(tunnel).await;
+    let mut browser = stage.browser().await;
+    let request = b"POST /echo HTTP/1.1\r\nHost: hello.tunnel.localhost\r\nExpect: 100-continue\r\n\
+                    Content-Length: 5\r\n\r\n";
+    browser.0.write_all(request).await.unwrap();
+    assert_eq!(outcome(&read_head(&mut browser.0).await.unwrap()), "100");
+    stage.device.advance_with_leases(&stage.host, tunnel, 30).await;
+    assert_eq!(outcome(&within(20, read_head(&mut browser.0)).await.unwrap()), "408 request_timeout");
+}
+
+/// More requests than a tunnel may have are answered, and more connections than an address may have are reset.
+#[both_engines]
+async fn too_many_visitors_are_refused(engine: Engine) {
+    let host = TestHost::with(engine, |config| {
+        config.node.visitors_per_tunnel = 2;
+        config.node.http.connections_per_address = 4;
+    });
+    let stage = Stage::on(host.await).await;
+    stage.running("hello").await;
+    stage.running("other").await;
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        let mut browser = stage.browser().await;
+        browser.0.write_all(b"GET /stall HTTP/1.1\r\nHost: hello.tunnel.localhost\r\n\r\n").await.unwrap();
+        assert_eq!(outcome(&read_head(&mut browser.0).await.unwrap()), "200");
+        held.push(browser);
+    }
+    let mut third = stage.browser().await;
+    let (head, _) = third.get("hello.tunnel.localhost", "/echo").await;
+    assert_eq!((outcome(&head).as_str(), header(&head, "retry-after")), ("503 tunnel_busy", Some("1")));
+    assert_eq!(third.outcome("other.tunnel.localhost", "/echo").await, "200");
+    let _fourth = stage.browser().await;
+    let address = stage.address().await;
+    let fifth = async { TcpStream::connect(address).await?.read(&mut [0]).await };
+    assert_eq!(within(20, fifth).await.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+    drop(held.pop());
+    let answered = async || Some(third.outcome("hello.tunnel.localhost", "/echo").await).filter(|said| said == "200");
+    stage.host.until_found(answered).await;
+}
+
+/// A service whose backlog is full: the system answers no handshake.
+#[both_engines]
+async fn service_that_takes_no_connection_in_time_is_silent(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    socket.listen(0).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let listener = Arc::new(TcpListener::from_std(socket.into()).unwrap());
+    let address = listener.local_addr().unwrap();
+    let tunnel = stage.create("full", json!({"local_port": address.port()})).await;
+    let accepting = listener.clone();
+    let accepting = tokio::spawn(async move { while accepting.accept().await.is_ok() {} });
+    stage.run(tunnel).await;
+    accepting.abort();
+    let _ = accepting.await;
+    let _waiting = TcpStream::connect(address).await.unwrap();
+    let mut browser = stage.browser().await;
+    browser.0.write_all(b"GET / HTTP/1.1\r\nHost: full.tunnel.localhost\r\n\r\n").await.unwrap();
+    // To this port, in the state SYN_SENT (proc(5)).
+    let handshake = format!("0100007F:{:04X} 02 ", address.port());
+    let sockets = async || std::fs::read_to_string("/proc/net/tcp").unwrap();
+    stage.host.until_found(async || sockets().await.contains(&handshake).then_some(())).await;
+    stage.device.advance_with_leases(&stage.host, tunnel, 10).await;
+    assert_eq!(outcome(&within(20, read_head(&mut browser.0)).await.unwrap()), "504 local_target_silent");
 }
 
 /// A tunnel that is moved gets the name below the other node's domain.

@@ -15,7 +15,7 @@ use crate::support::api::Api;
 use crate::support::device::{Remote, TestDevice};
 use crate::support::host::{Engine, Person, TestHost, within};
 use crate::support::program::python;
-use crate::support::web::WebService;
+use crate::support::web::{Browser, WebService, outcome};
 
 /// How long a program has for all that it does, in seconds.
 const SOON: u64 = 60;
@@ -125,6 +125,32 @@ async fn service_of_http2_alone_is_reached_by_the_name_it_wants(engine: Engine) 
     assert_eq!(fetch().await, "POST http /a?b app.internal:81 hello.tunnel.localhost:[port] 5\n 200");
     stage.api.patch(&format!("/tunnels/{}", stage.tunnel), json!({"host_header": null})).await.data();
     assert_eq!(fetch().await, "POST http /a?b hello.tunnel.localhost:[port] hello.tunnel.localhost:[port] 5\n 200");
+}
+
+/// Requests that a service does not answer take all streams of its connection of HTTP/2. The next one goes by another.
+#[both_engines]
+async fn unanswered_requests_of_http2_hold_up_no_other(engine: Engine) {
+    let service = Service::start("h2c").await;
+    let stage = Stage::set(engine, service.port).await;
+    let change = json!({"local_scheme": "h2c", "http_ssl_enabled": false});
+    stage.api.patch(&format!("/tunnels/{}", stage.tunnel), change).await.data();
+    let http = stage.host.http_address().await;
+    let answered = async || Browser::open(http).await.outcome("hello.tunnel.localhost", "/").await;
+    stage.host.until_found(async || Some(answered().await).filter(|outcome| outcome == "200")).await;
+    let mut open = Vec::new();
+    for _ in 0..100 {
+        let mut browser = Browser::open(http).await;
+        // The service answers at the end of a request.
+        let half = "POST / HTTP/1.1\r\nHost: hello.tunnel.localhost\r\nContent-Length: 5\r\n\r\nhalf";
+        browser.0.write_all(half.as_bytes()).await.unwrap();
+        open.push(browser);
+    }
+    let visitors = async || stage.host.metric(r#"culvert_node_visitors{kind="http"}"#).await;
+    stage.host.until_found(async || visitors().await.filter(|visitors| *visitors == 100.0)).await;
+    assert_eq!(within(20, answered()).await, "200");
+    for mut browser in open {
+        assert_eq!(outcome(&within(20, browser.send("!")).await.0), "200");
+    }
 }
 
 /// A service over TLS that speaks HTTP/2 alone, and reads the scheme (RFC 9113, section 8.3.1); and one that ends its answers

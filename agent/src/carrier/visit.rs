@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::census::Census;
 use super::served::{Served, ServedTunnels};
 use crate::service_stream::ServiceStream;
+use crate::target::Unreached;
 use culvert_wire::clock::Clock;
-use culvert_wire::control::Failure;
 use culvert_wire::data2::connection::Connection;
 use culvert_wire::data2::frame::{Frame, malformed};
 use culvert_wire::data2::stream::{Finished, VisitStream};
@@ -120,11 +120,11 @@ async fn serve(cx: &VisitContext, mut carrier: Carrier, visit: Visit) -> Option<
     let reached = Box::pin(reached).with_cancellation_token(&served.stop).await?;
     if visit.port_id.is_none() {
         // The service of an extra port may be unavailable without the tunnel being reported as degraded.
-        served.target.note(reached.as_ref().err().cloned()).await;
+        served.target.note(reached.as_ref().err().map(|unreached| unreached.failure.clone())).await;
     }
     match reached {
         Ok(reached) => carry(cx, &served, carrier, &visit, reached).await,
-        Err(failure) => refuse(cx, carrier, refusal(failure)).await,
+        Err(unreached) => refuse(cx, carrier, refusal(unreached)).await,
     }
 }
 
@@ -170,8 +170,9 @@ async fn refuse(cx: &VisitContext, mut carrier: Carrier, refused: Refused) -> Op
     }
 }
 
-fn refusal(failure: Failure) -> Refused {
+fn refusal(Unreached { failure, is_silent }: Unreached) -> Refused {
     let code = match failure.code {
+        _ if is_silent => RefusalCode::TargetSilent,
         FailureCode::AgentRejected | FailureCode::TargetNotAllowed => RefusalCode::NotAgreed,
         FailureCode::LocalTlsFailed => RefusalCode::TargetTls,
         _ => RefusalCode::TargetRefused,

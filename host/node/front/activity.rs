@@ -1,7 +1,7 @@
 //! When something has last moved.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use culvert_wire::clock::{Clock, Moment};
@@ -12,16 +12,28 @@ pub(super) struct Activity {
     start: Moment,
     /// In milliseconds after `start`.
     last: AtomicU64,
+    awaits_visitor: AtomicBool,
 }
 
 impl Activity {
     pub(super) fn new(clock: Clock) -> Arc<Self> {
-        Arc::new(Self { start: clock.moment(), clock, last: AtomicU64::new(0) })
+        let (start, last) = (clock.moment(), AtomicU64::new(0));
+        Arc::new(Self { start, clock, last, awaits_visitor: AtomicBool::new(false) })
     }
 
     pub(super) fn note(&self) {
         let since = self.clock.moment().since(self.start).as_millis();
         self.last.store(u64::try_from(since).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Notes whether the service would take more of a request, and its visitor has announced it.
+    pub(super) fn note_awaited(&self, is_awaited: bool) {
+        self.awaits_visitor.store(is_awaited, Ordering::Relaxed);
+    }
+
+    /// Whether the visitor has more of the request to send.
+    pub(super) fn awaits_visitor(&self) -> bool {
+        self.awaits_visitor.load(Ordering::Relaxed)
     }
 
     /// When the last byte has moved.

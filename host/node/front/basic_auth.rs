@@ -1,6 +1,6 @@
 //! Basic authentication of visitors (RFC 7617), checked before anything reaches the device.
 //!
-//! A password's hash is slow on purpose. A right header is therefore hashed once and then remembered, and wrong ones are
+//! A password's hash is slow on purpose. A right one is therefore hashed once and then remembered, and wrong ones are
 //! limited for each address.
 
 use std::collections::HashMap;
@@ -23,14 +23,14 @@ use super::hasher::{Busy, Hasher};
 use super::pages::Page;
 use crate::lock;
 
-/// How long a right header is remembered.
+/// How long a right password is remembered.
 const KNOWN_FOR: Duration = Duration::from_mins(5);
-/// Right headers that are remembered, at most.
+/// Right passwords that are remembered, at most.
 const MOST_KNOWN: usize = 10_000;
-/// Wrong headers for one tunnel from one address (IPv6: a /64) in a minute.
+/// Wrong passwords for one tunnel from one address (IPv6: a /64) in a minute.
 const GUESSES: u32 = 10;
 const GUESSES_WITHIN: Duration = Duration::from_mins(1);
-/// Addresses whose wrong headers are counted, at most.
+/// Addresses whose wrong passwords are counted, at most.
 const MOST_GUESSERS: usize = 100_000;
 
 pub(crate) struct BasicAuthCheck {
@@ -74,39 +74,41 @@ impl BasicAuthCheck {
         headers: &mut HeaderMap,
     ) -> Result<(), Page> {
         let given = headers.get(AUTHORIZATION).ok_or(Page::AUTHORIZATION_REQUIRED)?;
-        let digest = self.digest(tunnel_id, expected, given.as_bytes());
+        let given = credentials(given.as_bytes());
+        let digest = given.as_ref().map(|given| self.digest(tunnel_id, expected, given));
         let now = self.clock.moment();
-        let is_known = lock(&self.known).get(&digest).is_some_and(|known| now.since(*known) < KNOWN_FOR);
-        if !is_known {
+        if !digest.is_some_and(|digest| self.is_known(&digest, now)) {
             let guesser = (tunnel_id, prefix(visitor));
             if self.guesses(guesser, now) >= GUESSES {
                 return Err(Page::TOO_MANY_ATTEMPTS);
             }
             // It counts as wrong until it is right: whoever goes away before has guessed, too.
             self.count_guess(guesser, now);
-            let given = credentials(given.as_bytes());
-            let is_right = match given {
-                // A wrong user takes as long as a wrong password.
-                Some((user, password)) => {
-                    let checked = self.hasher.check(password, expected.password_hash.clone()).await;
-                    checked.map_err(|Busy| Page::NODE_BUSY)? && user == expected.user.as_bytes()
+            let ((user, password), digest) = given.zip(digest).ok_or(Page::AUTHORIZATION_REQUIRED)?;
+            // A wrong user takes as long as a wrong password.
+            match self.hasher.check(password, expected.password_hash.clone()).await {
+                Ok(true) if user == expected.user.as_bytes() => self.remember(digest, now),
+                Ok(_) => return Err(Page::AUTHORIZATION_REQUIRED),
+                Err(Busy) => {
+                    self.take_back_guess(guesser);
+                    return Err(Page::NODE_BUSY);
                 }
-                None => false,
-            };
-            if !is_right {
-                return Err(Page::AUTHORIZATION_REQUIRED);
             }
             self.take_back_guess(guesser);
-            self.remember(digest, now);
         }
         headers.remove(AUTHORIZATION);
         Ok(())
     }
 
+    fn is_known(&self, digest: &[u8; 32], now: Moment) -> bool {
+        lock(&self.known).get(digest).is_some_and(|known| now.since(*known) < KNOWN_FOR)
+    }
+
     /// The stored hash is part of it: with another password, nothing is known.
-    fn digest(&self, tunnel_id: Uuid, expected: &BasicAuth, header: &[u8]) -> [u8; 32] {
+    fn digest(&self, tunnel_id: Uuid, expected: &BasicAuth, (user, password): &Credentials) -> [u8; 32] {
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.key).expect("a key of any length will do");
-        for part in [tunnel_id.as_bytes(), expected.user.as_bytes(), expected.password_hash.as_bytes(), header] {
+        let expected = [tunnel_id.as_bytes(), expected.user.as_bytes(), expected.password_hash.as_bytes()];
+        for part in expected.into_iter().chain([&user[..], password]) {
             mac.update(&(part.len() as u64).to_be_bytes());
             mac.update(part);
         }
@@ -151,8 +153,10 @@ impl BasicAuthCheck {
     }
 }
 
-/// User and password in a header.
-fn credentials(header: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
+/// User and password.
+type Credentials = (Vec<u8>, Vec<u8>);
+
+fn credentials(header: &[u8]) -> Option<Credentials> {
     let (scheme, encoded) = std::str::from_utf8(header).ok()?.split_once(' ')?;
     if !scheme.eq_ignore_ascii_case("basic") {
         return None;
@@ -192,6 +196,10 @@ mod tests {
         assert!(given.is_empty(), "it is not the service's");
         // What was right there is known now, and needs no guess.
         assert_eq!(check.check(tunnel, &expected, here, &mut header("ada:right")).await, Ok(()));
+        // However it is written.
+        let value = format!("bAsIc   {} ", STANDARD.encode("ada:right"));
+        let mut given = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::try_from(value).unwrap())]);
+        assert_eq!(check.check(tunnel, &expected, here, &mut given).await, Ok(()));
         clock.advance(GUESSES_WITHIN);
         let refused = check.check(tunnel, &expected, here, &mut header("ada:wrong")).await;
         assert_eq!(refused, Err(Page::AUTHORIZATION_REQUIRED));

@@ -6,16 +6,22 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use http_body_util::combinators::UnsyncBoxBody;
+use hyper::HeaderMap;
 use hyper::body::{Body as _, Bytes, Frame, Incoming, SizeHint};
 
 use super::activity::Activity;
-use super::headers;
 
 pub(super) type Body = UnsyncBoxBody<Bytes, io::Error>;
 
 /// What follows the bytes of a body.
 pub(super) trait Observer: Send + 'static {
     fn count(&self, bytes: usize);
+
+    /// Counts trailers, and takes out what must not be passed on.
+    fn pass_trailers(&self, trailers: &mut HeaderMap);
+
+    /// Notes whether more bytes are known to come. Without a length, whoever sends them may wait for an answer first.
+    fn note_awaited(&self, _: bool) {}
 
     /// Moves the bytes of the connection that the body comes on, if that has no task of its own.
     fn drive(&mut self, _: &mut Context<'_>) {}
@@ -56,7 +62,9 @@ impl<O: Observer + Unpin> hyper::body::Body for PassedBody<O> {
             return Poll::Ready(Some(Err(io::Error::other(error))));
         }
         this.observer.drive(context);
-        let frame = match ready!(Pin::new(&mut this.body).poll_frame(context)) {
+        let polled = Pin::new(&mut this.body).poll_frame(context);
+        this.observer.note_awaited(polled.is_pending() && this.body.size_hint().exact().is_some());
+        let mut frame = match ready!(polled) {
             Some(Ok(frame)) => frame,
             Some(Err(error)) => {
                 this.failed = Some(error);
@@ -69,12 +77,11 @@ impl<O: Observer + Unpin> hyper::body::Body for PassedBody<O> {
             }
         };
         this.activity.note();
-        let bytes = match (frame.data_ref(), frame.trailers_ref()) {
-            (Some(data), _) => data.len(),
-            (_, Some(trailers)) => headers::size(trailers),
-            _ => 0,
-        };
-        this.observer.count(bytes);
+        if let Some(data) = frame.data_ref() {
+            this.observer.count(data.len());
+        } else if let Some(trailers) = frame.trailers_mut() {
+            this.observer.pass_trailers(trailers);
+        }
         // Nothing follows trailers.
         if frame.is_trailers() || this.body.is_end_stream() {
             this.observer.complete();

@@ -1,8 +1,8 @@
 //! The path of one request: name, rules, basic authentication, service, answer.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::Context;
 
 use culvert_wire::node::Counted;
@@ -10,7 +10,7 @@ use culvert_wire::pipe;
 use hyper::body::{Body as _, Incoming};
 use hyper::header::{ACCEPT, HeaderValue, TRANSFER_ENCODING};
 use hyper::upgrade::OnUpgrade;
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio_util::future::FutureExt;
 use tokio_util::sync::CancellationToken;
@@ -26,8 +26,10 @@ use super::peer::Peer;
 use super::phase::{ConnectionPhase, Uploading};
 use super::routes::Found;
 use super::scheme::Scheme;
-use super::upstream::{self, Destination, Upstream, Upstreams};
+use super::upstream::{self, Destination, Upstream};
+use super::upstream_pool::{StreamPlace, UpstreamPool};
 use super::upstream_version::UpstreamVersion;
+use super::upstreams::{Sent, Upstreams};
 use super::visitor::VisitorConnection;
 use super::{Front, headers};
 use crate::admission::{AdmissionRefusal, AdmittedVisitor};
@@ -173,7 +175,8 @@ async fn pass(
     let (Found { route, port_id, tls, .. }, name) = (admitted.found, admitted.name);
     let version = UpstreamVersion::of(&request, &route, tls);
     let (method, has_body) = (request.method().clone(), !request.body().is_end_stream());
-    let ongoing = Arc::new(OngoingRequest { run: admitted.run, admission: admitted.admission });
+    let ongoing =
+        Arc::new(OngoingRequest { run: admitted.run, admission: admitted.admission, stream: OnceLock::new() });
     let exchanges = match &visitor.version {
         HttpVersion::Http1(_) => None,
         HttpVersion::Http2(exchanges) => Some(exchanges.clone()),
@@ -191,7 +194,9 @@ async fn pass(
     let (visitor_address, local, names_visitor) = (peer.address, peer.local, route.names_visitors);
     let destination = Destination { run: &run, port_id, visitor: visitor_address, local, name: &name, names_visitor };
     let (key, upstreams) = (destination.key(), visitor.upstreams(&front.upstreams, names_visitor));
-    let (response, mut upstream) = send(upstreams, destination, version, passed, &out, &activity).await?;
+    let sent = send(upstreams, destination, version, passed, &out, &activity).await?;
+    let Sent { response, mut upstream, stream } = sent;
+    stream.map(|stream| ongoing.stream.set(stream));
     match (response.status(), on_visitor) {
         (StatusCode::SWITCHING_PROTOCOLS, Some(on_visitor)) => {
             open.iter_mut().for_each(OpenExchange::complete);
@@ -205,14 +210,14 @@ async fn pass(
         _ => {
             let phase = visitor.phase().cloned();
             phase.iter().for_each(|phase| phase.begin_answer(out.clone(), activity.clone(), idle));
-            let upstreams = upstreams.clone();
             let is_reusable = !has_body || is_body_read(&method, response.status());
             if !is_reusable || ongoing.is_uploading() {
                 // The request goes on while the visitor takes nothing.
                 upstream.iter_mut().for_each(Upstream::detach);
             }
             let upstream = upstream.filter(|_| is_reusable);
-            let answer = Answer { phase, open: open.take(), ongoing, upstreams, key, upstream };
+            let pool = upstreams.pool().clone();
+            let answer = Answer { phase, open: open.take(), ongoing, pool, key, upstream };
             let response = to_visitor(response, activity.clone(), answer);
             Ok(match exchanges {
                 Some(exchanges) => response.map(|body| Body::new(CutBody::new(body, exchanges, out, activity, idle))),
@@ -230,16 +235,17 @@ async fn send(
     request: Request<Body>,
     out: &CancellationToken,
     activity: &Arc<Activity>,
-) -> Result<(Response<Incoming>, Option<Upstream>), Page> {
+) -> Result<Sent, Page> {
     let (run, idle) = (destination.run, destination.run.silence_limit());
+    let silent = || if activity.awaits_visitor() { Page::REQUEST_TIMEOUT } else { Page::TARGET_SILENT };
     tokio::select! {
         biased;
         sent = upstreams.send(destination, version, request) => sent.map_err(|page| {
-            // The agent gives up a silent service as well.
-            if page == Page::CONNECTION_LOST && activity.is_silent(idle) { Page::TARGET_SILENT } else { page }
+            // The agent gives up a silent exchange as well.
+            if page == Page::CONNECTION_LOST && activity.is_silent(idle) { silent() } else { page }
         }),
         () = out.cancelled() => Err(if run.ended().is_cancelled() { Page::TUNNEL_OFFLINE } else { Page::VISITOR_NOT_ALLOWED }),
-        () = activity.clone().silence(idle) => Err(Page::TARGET_SILENT),
+        () = activity.clone().silence(idle) => Err(silent()),
     }
 }
 
@@ -272,7 +278,7 @@ fn to_service(
     }
     let phase = visitor.phase().filter(|_| !body.is_end_stream());
     let uploading = phase.map(|phase| phase.begin_upload(activity.clone(), run.silence_limit()));
-    let upload = Upload { ongoing: ongoing.clone(), _uploading: uploading };
+    let upload = Upload { ongoing: ongoing.clone(), activity: activity.clone(), _uploading: uploading };
     let body = PassedBody::new(body, activity.clone(), upload);
     Request::from_parts(head, body)
 }
@@ -332,6 +338,8 @@ fn count(counter: &AtomicU64, bytes: usize) {
 struct OngoingRequest {
     run: ActiveRun,
     admission: AdmittedVisitor,
+    /// On a connection of HTTP/2 to the service.
+    stream: OnceLock<StreamPlace>,
 }
 
 impl OngoingRequest {
@@ -344,12 +352,22 @@ impl OngoingRequest {
 /// Counts the bytes of a request's body.
 struct Upload {
     ongoing: Arc<OngoingRequest>,
+    activity: Arc<Activity>,
     _uploading: Option<Uploading>,
 }
 
 impl Observer for Upload {
     fn count(&self, bytes: usize) {
         count(&self.ongoing.run.relay().counters().forth, bytes);
+    }
+
+    fn pass_trailers(&self, trailers: &mut HeaderMap) {
+        self.count(headers::size(trailers));
+        headers::of_visitor(trailers);
+    }
+
+    fn note_awaited(&self, is_awaited: bool) {
+        self.activity.note_awaited(is_awaited);
     }
 }
 
@@ -360,7 +378,7 @@ struct Answer {
     /// On a connection of HTTP/2.
     open: Option<OpenExchange>,
     ongoing: Arc<OngoingRequest>,
-    upstreams: Arc<Upstreams>,
+    pool: Arc<UpstreamPool>,
     key: upstream::Key,
     upstream: Option<Upstream>,
 }
@@ -385,6 +403,11 @@ impl Observer for Answer {
         count(&self.ongoing.run.relay().counters().back, bytes);
     }
 
+    fn pass_trailers(&self, trailers: &mut HeaderMap) {
+        headers::of_service(trailers);
+        self.count(headers::size(trailers));
+    }
+
     fn drive(&mut self, context: &mut Context<'_>) {
         self.upstream.iter_mut().for_each(|upstream| upstream.poll(context));
     }
@@ -396,7 +419,7 @@ impl Observer for Answer {
         if let Some(upstream) = self.upstream.take()
             && !self.ongoing.is_uploading()
         {
-            self.upstreams.give_back(self.key, upstream);
+            self.pool.give_back(self.key, upstream);
         }
     }
 }

@@ -108,9 +108,7 @@ pub(super) fn as_http2<B>(mut request: Request<B>, scheme: Scheme) -> Request<B>
 pub(super) fn to_service(head: &mut request::Parts, forwarded: &Forwarded, host_header: Option<&str>) {
     let is_upgrade = names(&head.headers, &CONNECTION, "upgrade") && names(&head.headers, &UPGRADE, "websocket");
     let trailers = names(&head.headers, &TE, "trailers");
-    remove_hop_by_hop(&mut head.headers);
-    let of_proxies: Vec<HeaderName> = head.headers.keys().filter(|name| is_of_proxies(name)).cloned().collect();
-    of_proxies.iter().for_each(|name| drop(head.headers.remove(name)));
+    of_visitor(&mut head.headers);
     // The node answers with 100 (Continue) by itself, as soon as the body is wanted.
     head.headers.remove(EXPECT);
     if trailers {
@@ -151,8 +149,20 @@ fn origin_form(uri: &Uri) -> Uri {
 
 /// Prepares an answer of the local service for the visitor.
 pub(super) fn to_visitor<B>(response: &mut Response<B>) {
-    remove_hop_by_hop(response.headers_mut());
-    response.headers_mut().remove(CULVERT_ERROR);
+    of_service(response.headers_mut());
+}
+
+/// Leaves what a visitor may say to a service, in headers or trailers.
+pub(super) fn of_visitor(fields: &mut HeaderMap) {
+    remove_hop_by_hop(fields);
+    let of_proxies: Vec<HeaderName> = fields.keys().filter(|name| is_of_proxies(name)).cloned().collect();
+    of_proxies.iter().for_each(|name| drop(fields.remove(name)));
+}
+
+/// Leaves what a service may say to a visitor, in headers or trailers.
+pub(super) fn of_service(fields: &mut HeaderMap) {
+    remove_hop_by_hop(fields);
+    fields.remove(CULVERT_ERROR);
 }
 
 /// Prepares the answer to a WebSocket's request.

@@ -77,6 +77,9 @@ impl Outcome {
     }
 }
 
+/// With which an alert of TLS begins (RFC 8446, section 5.1). Many services over TLS answer with one to anything else.
+const TLS_ALERT: [u8; 2] = [0x15, 0x03];
+
 /// What a service has begun with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spoken {
@@ -142,6 +145,9 @@ impl AsyncRead for Lent {
         if !self.is_begun && polled.is_ready() {
             self.is_begun = true;
             let begin = &space.filled()[before..];
+            if begin.starts_with(&TLS_ALERT) {
+                self.run.note_unexpected_tls();
+            }
             self.outcome.spoken.send_replace(match begin {
                 [] => Spoken::End,
                 _ if begin.starts_with(b"HTTP") || b"HTTP".starts_with(begin) => Spoken::Http1,

@@ -84,6 +84,8 @@ impl Page {
         page(StatusCode::NOT_FOUND, "no_such_tunnel", "There is nothing at this address.");
     pub(super) const MISDIRECTED_REQUEST: Self =
         page(StatusCode::MISDIRECTED_REQUEST, "misdirected_request", "Open this address in a new connection.");
+    pub(super) const REQUEST_TIMEOUT: Self =
+        page(StatusCode::REQUEST_TIMEOUT, "request_timeout", "The rest of the request did not come in time.");
     pub(super) const URI_TOO_LONG: Self = page(StatusCode::URI_TOO_LONG, "uri_too_long", "The address is too long.");
     pub(super) const HEADER_TOO_LARGE: Self =
         page(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "header_too_large", "The header is too long.");

@@ -7,7 +7,7 @@ use super::forwarded::Forwarded;
 use super::http_version::HttpVersion;
 use super::peer::Peer;
 use super::phase::ConnectionPhase;
-use super::upstream::Upstreams;
+use super::upstreams::Upstreams;
 use crate::addresses::Entry;
 use crate::lock;
 
@@ -28,7 +28,7 @@ pub(super) struct VisitorConnection {
 impl Drop for VisitorConnection {
     fn drop(&mut self) {
         if let Some(own) = self.own_upstreams.get() {
-            own.end_all();
+            own.pool().end_all();
         }
     }
 }
@@ -49,7 +49,7 @@ impl VisitorConnection {
 
     /// Where connections to services are kept.
     pub(super) fn upstreams<'a>(&'a self, common: &'a Arc<Upstreams>, names_visitors: bool) -> &'a Arc<Upstreams> {
-        if names_visitors { self.own_upstreams.get_or_init(|| Arc::new(common.another())) } else { common }
+        if names_visitors { self.own_upstreams.get_or_init(|| common.of_visitor()) } else { common }
     }
 
     /// The phase of a connection of HTTP/1.1.

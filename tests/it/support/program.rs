@@ -181,6 +181,16 @@ impl Place {
         Program { child, lines }
     }
 
+    /// As [`Place::start`], with a file of the folder as what is typed.
+    pub fn start_reading(&self, line: &str, file: &str) -> Program {
+        let typed = File::open(self.folder.path().join(file)).unwrap();
+        let mut words = line.split_whitespace();
+        let mut command = self.command(words.next().unwrap());
+        let mut child = command.args(words).stdin(typed).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = read(child.stdout.take().unwrap());
+        Program { child, lines }
+    }
+
     /// Starts a program, and reads its log.
     pub fn start_logged(&self, line: &str) -> Program {
         let mut words = line.split_whitespace();

@@ -105,16 +105,19 @@ pub async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> Option<String> 
     Some(String::from_utf8(head).unwrap())
 }
 
-/// Reads the body that a head announces.
+/// Reads the body that a head announces, with its trailers.
 pub async fn read_body(stream: &mut TcpStream, head: &str) -> Vec<u8> {
     let head = head.to_ascii_lowercase();
     if head.contains("transfer-encoding: chunked") {
         let mut body = Vec::new();
         loop {
-            match read_chunk(stream).await {
-                chunk if chunk.is_empty() => return body,
-                chunk => body.extend(chunk),
+            let size = read_size(stream).await;
+            if size == 0 {
+                // The trailers, and an empty line.
+                body.extend(read_trailers(stream).await);
+                return body;
             }
+            body.extend(read_piece(stream, size).await);
         }
     }
     let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
@@ -123,13 +126,36 @@ pub async fn read_body(stream: &mut TcpStream, head: &str) -> Vec<u8> {
     body
 }
 
-/// One chunk of a body; the last one is empty.
+/// One chunk of a body without trailers; the last one is empty.
 pub async fn read_chunk(stream: &mut TcpStream) -> Vec<u8> {
-    let mut size = Vec::new();
-    while !size.ends_with(b"\r\n") {
-        size.push(stream.read_u8().await.unwrap());
+    let size = read_size(stream).await;
+    read_piece(stream, size).await
+}
+
+async fn read_line(stream: &mut TcpStream) -> Vec<u8> {
+    let mut line = Vec::new();
+    while !line.ends_with(b"\r\n") {
+        line.push(stream.read_u8().await.unwrap());
     }
-    let size = usize::from_str_radix(std::str::from_utf8(&size).unwrap().trim(), 16).unwrap();
+    line
+}
+
+async fn read_size(stream: &mut TcpStream) -> usize {
+    let line = read_line(stream).await;
+    usize::from_str_radix(std::str::from_utf8(&line).unwrap().trim(), 16).unwrap()
+}
+
+async fn read_trailers(stream: &mut TcpStream) -> Vec<u8> {
+    let mut trailers = Vec::new();
+    loop {
+        match read_line(stream).await {
+            line if line == b"\r\n" => return trailers,
+            line => trailers.extend(line),
+        }
+    }
+}
+
+async fn read_piece(stream: &mut TcpStream, size: usize) -> Vec<u8> {
     let mut chunk = vec![0; size + 2];
     stream.read_exact(&mut chunk).await.unwrap();
     chunk.truncate(size);
