@@ -177,10 +177,7 @@ async fn pass(
     let (method, has_body) = (request.method().clone(), !request.body().is_end_stream());
     let ongoing =
         Arc::new(OngoingRequest { run: admitted.run, admission: admitted.admission, stream: OnceLock::new() });
-    let exchanges = match &visitor.version {
-        HttpVersion::Http1(_) => None,
-        HttpVersion::Http2(exchanges) => Some(exchanges.clone()),
-    };
+    let exchanges = visitor.exchanges().cloned();
     let is_websocket_of_h2 = headers::is_websocket_of_h2(&request);
     let named = (name.as_str(), route.host_header.as_deref());
     let passed = to_service(front, (visitor, peer), named, &ongoing, request, &activity);
@@ -194,8 +191,8 @@ async fn pass(
     let (visitor_address, local, names_visitor) = (peer.address, peer.local, route.names_visitors);
     let destination = Destination { run: &run, port_id, visitor: visitor_address, local, name: &name, names_visitor };
     let (key, upstreams) = (destination.key(), visitor.upstreams(&front.upstreams, names_visitor));
-    let sent = send(upstreams, destination, version, passed, &out, &activity).await?;
-    let Sent { response, mut upstream, stream } = sent;
+    let Sent { response, mut upstream, stream } =
+        send(upstreams, destination, version, passed, &out, &activity).await?;
     stream.map(|stream| ongoing.stream.set(stream));
     match (response.status(), on_visitor) {
         (StatusCode::SWITCHING_PROTOCOLS, Some(on_visitor)) => {

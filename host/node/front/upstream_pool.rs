@@ -22,15 +22,15 @@ const STREAMS: usize = 100;
 
 pub(super) struct UpstreamPool {
     clock: Clock,
-    idle_timeout: Duration,
+    keep_for: Duration,
     /// For connections of HTTP/1.1 and of HTTP/2 that are kept, also in the pools beside this one.
     idle_places: Arc<Semaphore>,
     shared_places: Arc<Semaphore>,
-    kept: Mutex<Kept>,
+    kept: Mutex<Connections>,
 }
 
 #[derive(Default)]
-struct Kept {
+struct Connections {
     idle: HashMap<Key, Vec<Idle>>,
     shared: HashMap<Key, Vec<Shared>>,
     /// Services that do not speak HTTP/2, and since when that is known.
@@ -72,14 +72,14 @@ impl UpstreamPool {
     pub(super) fn new(clock: Clock, limits: WebLimits) -> Self {
         let places = limits.upstream_connections.min(Semaphore::MAX_PERMITS);
         let [idle_places, shared_places] = [(); 2].map(|()| Arc::new(Semaphore::new(places)));
-        Self { clock, idle_timeout: limits.upstream_idle, idle_places, shared_places, kept: Mutex::default() }
+        Self { clock, keep_for: limits.upstream_idle, idle_places, shared_places, kept: Mutex::default() }
     }
 
     /// An empty pool, whose connections count together with those of this one.
     pub(super) fn beside(&self) -> Self {
         Self {
             clock: self.clock.clone(),
-            idle_timeout: self.idle_timeout,
+            keep_for: self.keep_for,
             idle_places: self.idle_places.clone(),
             shared_places: self.shared_places.clone(),
             kept: Mutex::default(),
@@ -103,9 +103,9 @@ impl UpstreamPool {
         let mut kept = lock(&self.kept);
         if outcome.leads_to(key.service.target_version)
             && !kept.shared.get(&key).is_some_and(|shared| shared.iter().any(Shared::is_free))
-            && let Ok(_place) = self.shared_places.clone().try_acquire_owned()
+            && let Ok(place) = self.shared_places.clone().try_acquire_owned()
         {
-            let shared = Shared { used: self.clock.moment(), sender: sender.clone(), streams, _place };
+            let shared = Shared { used: self.clock.moment(), sender: sender.clone(), streams, _place: place };
             kept.shared.entry(key).or_default().push(shared);
         }
         FreeStream { sender, place }
@@ -142,9 +142,9 @@ impl UpstreamPool {
 
     fn keep(&self, key: Key, upstream: Upstream) {
         if upstream.outcome.leads_to(key.service.target_version)
-            && let Ok(_place) = self.idle_places.clone().try_acquire_owned()
+            && let Ok(place) = self.idle_places.clone().try_acquire_owned()
         {
-            let idle = Idle { since: self.clock.moment(), upstream, _place };
+            let idle = Idle { since: self.clock.moment(), upstream, _place: place };
             lock(&self.kept).idle.entry(key).or_default().push(idle);
         } else {
             upstream.end(&self.clock);
@@ -162,13 +162,12 @@ impl UpstreamPool {
         let now = self.clock.moment();
         let mut kept = lock(&self.kept);
         for idle in kept.idle.values_mut() {
-            let gone =
-                idle.extract_if(.., |idle| now.since(idle.since) >= self.idle_timeout || !idle.upstream.is_ready());
+            let gone = idle.extract_if(.., |idle| now.since(idle.since) >= self.keep_for || !idle.upstream.is_ready());
             gone.for_each(|idle| idle.upstream.end(&self.clock));
         }
         kept.idle.retain(|_, idle| !idle.is_empty());
         for shared in kept.shared.values_mut() {
-            shared.retain(|shared| now.since(shared.used) < self.idle_timeout && !shared.sender.is_closed());
+            shared.retain(|shared| now.since(shared.used) < self.keep_for && !shared.sender.is_closed());
         }
         kept.shared.retain(|_, shared| !shared.is_empty());
         kept.without_h2.retain(|_, since| now.since(*since) < WITHOUT_H2_FOR);

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::certificates::Held;
+use super::exchanges::Exchanges;
 use super::forwarded::Forwarded;
 use super::http_version::HttpVersion;
 use super::peer::Peer;
@@ -57,6 +58,14 @@ impl VisitorConnection {
         match &self.version {
             HttpVersion::Http1(phase) => Some(phase),
             HttpVersion::Http2(_) => None,
+        }
+    }
+
+    /// The exchanges of a connection of HTTP/2.
+    pub(super) fn exchanges(&self) -> Option<&Arc<Exchanges>> {
+        match &self.version {
+            HttpVersion::Http1(_) => None,
+            HttpVersion::Http2(exchanges) => Some(exchanges),
         }
     }
 
