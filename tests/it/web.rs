@@ -460,6 +460,8 @@ async fn request_that_does_not_come_is_ended_after_idle_timeout(engine: Engine) 
     let tunnel = stage.create("hello", json!({"idle_timeout": 30})).await;
     stage.run(tunnel).await;
     let mut browser = stage.browser().await;
+    // The agent has reached the service.
+    assert_eq!(browser.outcome("hello.tunnel.localhost", "/echo").await, "200");
     let request = b"POST /echo HTTP/1.1\r\nHost: hello.tunnel.localhost\r\nExpect: 100-continue\r\n\
                     Content-Length: 5\r\n\r\n";
     browser.0.write_all(request).await.unwrap();
