@@ -467,17 +467,23 @@ async fn presets_of_the_command_line_are_those_of_the_host(engine: Engine) {
     assert_eq!(of_agent.to_vec(), of_host.collect::<Vec<_>>());
 }
 
-/// What a preset, `--proxy-protocol` and `--local-scheme` make of a tunnel.
-#[both_engines]
-async fn command_line_says_how_a_service_is_spoken_to(engine: Engine) {
-    let place = Place::new(engine).await;
-    let _host = place.serve().await;
+/// Enrols the device of a place for somebody; what their key opens.
+async fn enrolled(place: &Place) -> Api {
     place.json("culvert account create --email ada@example.com --name Ada").await;
     let key = place.json("culvert key create --account ada@example.com --scopes full_access").await;
     let api = Api::new(&place.url(), key["key"].as_str().unwrap());
     let code = place.json("culvert device code --account ada@example.com").await;
     let enrol = format!("culvert-agent enroll --server {} --code {}", place.url(), code["code"].as_str().unwrap());
     place.json(&enrol).await;
+    api
+}
+
+/// What a preset, `--proxy-protocol` and `--local-scheme` make of a tunnel.
+#[both_engines]
+async fn command_line_says_how_a_service_is_spoken_to(engine: Engine) {
+    let place = Place::new(engine).await;
+    let _host = place.serve().await;
+    let api = enrolled(&place).await;
     let mut agent = place.start_logged("culvert-agent run");
     agent.until("connected").await;
     let mut seen = Vec::new();
@@ -527,12 +533,7 @@ async fn command_line_says_how_a_service_is_spoken_to(engine: Engine) {
 async fn command_line_protects_and_keeps_a_tunnel(engine: Engine) {
     let place = Place::new(engine).await;
     let host = place.serve().await;
-    place.json("culvert account create --email ada@example.com --name Ada").await;
-    let key = place.json("culvert key create --account ada@example.com --scopes full_access").await;
-    let api = Api::new(&place.url(), key["key"].as_str().unwrap());
-    let code = place.json("culvert device code --account ada@example.com").await;
-    let enrol = format!("culvert-agent enroll --server {} --code {}", place.url(), code["code"].as_str().unwrap());
-    place.json(&enrol).await;
+    let api = enrolled(&place).await;
     let port = WebService::start().await.port;
     std::fs::write(place.folder.path().join("typed"), "typed secret\n").unwrap();
     let line = format!("culvert-agent http {port} --no-https --region local --json");
@@ -575,10 +576,7 @@ async fn command_line_protects_and_keeps_a_tunnel(engine: Engine) {
 async fn service_that_speaks_tls_is_named_in_the_log(engine: Engine) {
     let place = Place::new(engine).await;
     let mut host = place.serve().await;
-    place.json("culvert account create --email ada@example.com --name Ada").await;
-    let code = place.json("culvert device code --account ada@example.com").await;
-    let enrol = format!("culvert-agent enroll --server {} --code {}", place.url(), code["code"].as_str().unwrap());
-    place.json(&enrol).await;
+    enrolled(&place).await;
     // The node's own listener for HTTPS is such a service.
     let line =
         format!("culvert-agent http {}:8443 --local-scheme http --no-https --subdomain journal --json", place.address);
