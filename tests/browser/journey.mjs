@@ -196,6 +196,8 @@ async function workWithoutScript(storageState) {
   await page.getByRole("button", { name: "Start", exact: true }).first().click();
   await page.getByRole("button", { name: "Stop", exact: true }).waitFor();
   await page.locator(".badge", { hasText: "running" }).first().waitFor();
+  // A stop is refused (409) until the start is finished, which may be a moment after the tunnel runs.
+  await page.locator(".notice", { hasText: "The action start" }).waitFor({ state: "detached" });
   await page.getByRole("button", { name: "Stop", exact: true }).click();
   await page.locator(".badge", { hasText: "stopped" }).first().waitFor();
   await page.getByRole("link", { name: "Settings" }).click();

@@ -58,6 +58,8 @@ export async function workByKeyboard(world, { origin, service }) {
 
   await press(page, "Start");
   await page.locator(".badge", { hasText: "running" }).first().waitFor();
+  // A stop is refused (409) until the start is finished, which may be a moment after the tunnel runs.
+  await page.locator(".notice", { hasText: "The action start" }).waitFor({ state: "detached" });
   await press(page, "Stop");
   await page.locator(".badge", { hasText: "stopped" }).first().waitFor();
 
