@@ -150,8 +150,9 @@ fn names(app: &App, web: &Value) -> Vec<(String, String)> {
     let url = address["url"].as_str().unwrap_or_default().to_owned();
     let in_the_clear = (url.clone(), format!("curl {url}"));
     let config = &app.config.node;
-    let port = config.https_port.or(config.https_listen.address().map(|listen| listen.port()));
-    let (Some(port), Some(domain), Some(name)) = (port, &config.domain, address["hostname"].as_str()) else {
+    let (Some(port), Some(domain), Some(name)) =
+        (config.public_https_port(), &config.domain, address["hostname"].as_str())
+    else {
         return vec![in_the_clear];
     };
     let url = format!("https://{name}:{port}");

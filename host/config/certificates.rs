@@ -69,10 +69,9 @@ impl AcmeConfig {
         if self.directory.is_none() {
             return;
         }
-        let https = node.https_port.or_else(|| Some(node.https_listen.address()?.port()));
-        let http = node.http_port.or_else(|| Some(node.http_listen.address()?.port()));
         // An authority of the operator's own may look elsewhere.
-        if self.root_certificates.is_none() && https != Some(TLS_ALPN_PORT) && http != Some(HTTP_PORT) {
+        let is_reached = node.public_https_port() == Some(TLS_ALPN_PORT) || node.public_http_port() == Some(HTTP_PORT);
+        if self.root_certificates.is_none() && !is_reached {
             tracing::warn!(
                 "acme.directory is set, but visitors come neither to port 443 (node.https_listen, node.https_port) nor to \
                  port 80 (node.http_listen, node.http_port), where an authority looks: it will issue nothing for custom domains"

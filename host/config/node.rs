@@ -92,6 +92,16 @@ pub enum NodeReplace {
 }
 
 impl NodeConfig {
+    /// The port of `http_listen` as visitors see it.
+    pub fn public_http_port(&self) -> Option<u16> {
+        self.http_port.or(self.http_listen.address().map(|listen| listen.port()))
+    }
+
+    /// The port of `https_listen` as visitors see it.
+    pub fn public_https_port(&self) -> Option<u16> {
+        self.https_port.or(self.https_listen.address().map(|listen| listen.port()))
+    }
+
     /// Where agents come by QUIC.
     pub fn udp_address(&self) -> Option<SocketAddr> {
         self.udp_listen.unwrap_or(Listen::At(self.listen)).address()

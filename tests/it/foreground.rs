@@ -478,6 +478,13 @@ async fn enrolled(place: &Place) -> Api {
     api
 }
 
+/// The status that curl gets from a tunnel, with these options.
+async fn status_of(place: &Place, subdomain: &str, options: &str) -> String {
+    let name = format!("{subdomain}.tunnel.localhost:8081");
+    let curl = format!("curl -sS -o /dev/null -w %{{http_code}} {options} --resolve {name}:{}", place.address);
+    place.shell(&format!("{curl} http://{name}/")).await
+}
+
 /// What a preset, `--proxy-protocol` and `--local-scheme` make of a tunnel.
 #[both_engines]
 async fn command_line_says_how_a_service_is_spoken_to(engine: Engine) {
@@ -532,18 +539,11 @@ async fn command_line_says_how_a_service_is_spoken_to(engine: Engine) {
 #[both_engines]
 async fn command_line_protects_and_keeps_a_tunnel(engine: Engine) {
     let place = Place::new(engine).await;
-    let host = place.serve().await;
+    let _host = place.serve().await;
     let api = enrolled(&place).await;
     let port = WebService::start().await.port;
     std::fs::write(place.folder.path().join("typed"), "typed secret\n").unwrap();
     let line = format!("culvert-agent http {port} --no-https --region local --json");
-    let fetch = |name: &str, user: &str| {
-        format!(
-            "curl -sS -o /dev/null -w %{{http_code}} -u '{user}' --resolve {name}.tunnel.localhost:8081:{} \
-             http://{name}.tunnel.localhost:8081/",
-            place.address
-        )
-    };
     let mut given = place.start(&format!("{line} --subdomain given --basic-auth ada:s:ecretly --keep"));
     address(&mut given).await;
     let mut typed = place.start_reading(&format!("{line} --subdomain typed --basic-auth ada"), "typed");
@@ -554,7 +554,7 @@ async fn command_line_protects_and_keeps_a_tunnel(engine: Engine) {
         ("typed", "ada:typed secret", "200"),
         ("typed", "ada:", "401"),
     ] {
-        assert_eq!(place.shell(&fetch(name, user)).await, status, "{name} {user}");
+        assert_eq!(status_of(&place, name, &format!("-u '{user}'")).await, status, "{name} {user}");
     }
     assert_eq!(typed.interrupt().await, Some(0));
     assert_eq!(given.interrupt().await, Some(0));
@@ -568,7 +568,6 @@ async fn command_line_protects_and_keeps_a_tunnel(engine: Engine) {
     let refused = place.run(&format!("culvert-agent http {port} --region Anywhere")).await;
     let refused = String::from_utf8_lossy(&refused.stderr);
     assert!(refused.contains("region must have 1 to 32 characters of a-z, 0-9 and -"), "{refused}");
-    drop(host);
 }
 
 /// A service that speaks TLS where HTTP is expected answers with an alert. The log says what to change, once.
@@ -583,12 +582,7 @@ async fn service_that_speaks_tls_is_named_in_the_log(engine: Engine) {
     let mut command = place.start(&line);
     address(&mut command).await;
     for _ in 0..2 {
-        let fetch = format!(
-            "curl -sS -o /dev/null -w %{{http_code}} --resolve journal.tunnel.localhost:8081:{} \
-             http://journal.tunnel.localhost:8081/",
-            place.address
-        );
-        assert_eq!(place.shell(&fetch).await, "502");
+        assert_eq!(status_of(&place, "journal", "").await, "502");
     }
     let hint = host.until("speaks TLS").await;
     assert!(hint.contains(r#"its tunnel needs `local_scheme`: "https""#) && hint.contains(":8443"), "{hint}");

@@ -453,7 +453,7 @@ async fn silent_service_is_given_up_after_idle_timeout(engine: Engine) {
     assert_eq!(cut.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
 }
 
-/// A visitor who does not send the rest of a request is told so, and not that the service were silent.
+/// A visitor who does not send the rest of a request is told so. The service is not blamed for it.
 #[both_engines]
 async fn request_that_does_not_come_is_ended_after_idle_timeout(engine: Engine) {
     let stage = Stage::set(engine).await;

@@ -174,19 +174,18 @@ impl Place {
 
     /// Starts a program, and reads what it prints for people.
     pub fn start(&self, line: &str) -> Program {
-        let mut words = line.split_whitespace();
-        let mut command = self.command(words.next().unwrap());
-        let mut child = command.args(words).stdout(Stdio::piped()).spawn().unwrap();
-        let lines = read(child.stdout.take().unwrap());
-        Program { child, lines }
+        self.start_with(line, Stdio::null())
     }
 
     /// As [`Place::start`], with a file of the folder as what is typed.
     pub fn start_reading(&self, line: &str, file: &str) -> Program {
-        let typed = File::open(self.folder.path().join(file)).unwrap();
+        self.start_with(line, File::open(self.folder.path().join(file)).unwrap().into())
+    }
+
+    fn start_with(&self, line: &str, input: Stdio) -> Program {
         let mut words = line.split_whitespace();
         let mut command = self.command(words.next().unwrap());
-        let mut child = command.args(words).stdin(typed).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = command.args(words).stdin(input).stdout(Stdio::piped()).spawn().unwrap();
         let lines = read(child.stdout.take().unwrap());
         Program { child, lines }
     }
