@@ -182,7 +182,7 @@ fn table(small: &Meter, large: &Meter) -> String {
 /// Also prints how long the longest deletion took, for `tests/bench/growth`.
 #[both_engines]
 async fn what_is_old_is_deleted_in_batches(engine: Engine) {
-    let host = TestHost::start(engine).await;
+    let host = TestHost::with(engine, Meter::enable).await;
     let (few, many) = sizes();
     let tunnels = if by_hand() { many } else { few };
     seed(&host, engine, tunnels).await;

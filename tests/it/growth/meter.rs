@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use culvert::config::Config;
 use culvert_wire::clock::Clock;
 use sqlx::postgres::{PgConnection, PgRow};
 use sqlx::{Connection, Row};
@@ -41,6 +42,15 @@ pub struct Statement {
 }
 
 impl Meter {
+    /// Has PostgreSQL count what this host's statements read. Those of other tests are not counted, for whoever reads the
+    /// counts reads those of the whole server.
+    pub fn enable(config: &mut Config) {
+        if let Some(url) = &mut config.database_url {
+            url.push_str("?options[pg_stat_statements.track]=top");
+        }
+    }
+
+    /// Measures a host that was started with [`Meter::enable`].
     pub async fn of(host: &TestHost, engine: Engine) -> Self {
         let statistics = match engine {
             Engine::Sqlite => None,

@@ -34,6 +34,7 @@ impl Stage {
         let names = Names::open().await;
         let address = own_address();
         let host = TestHost::with(engine, |config| {
+            Meter::enable(config);
             config.rate_limit.per_minute = 1_000_000;
             config.dns.resolver = Some(names.address);
             config.node.domain = Some("tunnels.example.test".into());
