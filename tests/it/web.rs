@@ -72,6 +72,20 @@ impl Stage {
     async fn browser(&self) -> Browser {
         Browser::open(self.address().await).await
     }
+
+    /// Bytes in and out that were counted for a tunnel.
+    async fn counted(&self, tunnel: Uuid) -> (usize, usize) {
+        self.host.record_traffic().await;
+        let usage = self.api.get(&format!("/tunnels/{tunnel}/usage")).await.data()["bandwidth"]["month"].clone();
+        let bytes = |field: &str| usize::try_from(usage[field].as_u64().unwrap()).unwrap();
+        (bytes("bytes_in"), bytes("bytes_out"))
+    }
+}
+
+/// Bytes of an answer's head that count: hyper adds the date.
+fn counted_head(head: &str) -> usize {
+    let date = head.lines().find(|line| line.starts_with("date: ")).map_or(0, |date| date.len() + 2);
+    head.len() - date
 }
 
 /// A text with what differs from run to run replaced.
@@ -222,7 +236,7 @@ async fn basic_auth_is_asked_before_anything_reaches_the_device(engine: Engine) 
     };
     let (head, _) = browser.get("locked.tunnel.localhost", "/echo").await;
     assert_eq!(outcome(&head), "401 authorization_required");
-    assert_eq!(header(&head, "www-authenticate"), Some("Basic realm=\"tunnel\", charset=\"UTF-8\""));
+    assert_eq!(header(&head, "www-authenticate"), Some("Basic realm=\"locked.tunnel.localhost\", charset=\"UTF-8\""));
     assert_eq!(stage.service.connections(), 0);
     for _ in 0..3 {
         let (head, body) = asked(&mut browser, "correct horse").await;
@@ -371,12 +385,64 @@ async fn exchanges_are_counted(engine: Engine) {
     let request = "POST /echo HTTP/1.1\r\nhost: hello.tunnel.localhost\r\ncontent-length: 5\r\n\r\nhello";
     let (head, body) = browser.send(request).await;
     assert_eq!(browser.outcome("nobody.tunnel.localhost", "/").await, "404 no_such_tunnel", "not counted");
-    stage.host.record_traffic().await;
-    let usage = stage.api.get(&format!("/tunnels/{tunnel}/usage")).await.data()["bandwidth"]["month"].clone();
-    // hyper adds the date.
-    let date = head.lines().find(|line| line.starts_with("date: ")).unwrap().len() + 2;
-    assert_eq!(usage["bytes_in"], request.len());
-    assert_eq!(usage["bytes_out"], head.len() - date + body.len());
+    assert_eq!(stage.counted(tunnel).await, (request.len(), counted_head(&head) + body.len()));
+}
+
+/// Bytes that pass after the service has agreed count as they are.
+#[both_engines]
+async fn bytes_of_a_websocket_are_counted(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let tunnel = stage.create("chat", json!({"local_port": listener.local_addr().unwrap().port()})).await;
+    stage.run(tunnel).await;
+    let served = tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            // An agent looks whether the service is there.
+            if read_head(&mut stream).await.is_some() {
+                let agreed = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
+                stream.write_all(agreed.as_bytes()).await.unwrap();
+                let (mut reader, mut writer) = stream.split();
+                tokio::io::copy(&mut reader, &mut writer).await.unwrap();
+            }
+        }
+    });
+    let mut browser = stage.browser().await;
+    let request = "GET / HTTP/1.1\r\nhost: chat.tunnel.localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
+                   sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n";
+    browser.0.write_all(request.as_bytes()).await.unwrap();
+    let head = read_head(&mut browser.0).await.unwrap();
+    assert_eq!(outcome(&head), "101");
+    let mut echoed = [0; 1000];
+    browser.0.write_all(&echoed).await.unwrap();
+    within(20, browser.0.read_exact(&mut echoed)).await.unwrap();
+    // It goes on meanwhile.
+    assert_eq!(stage.counted(tunnel).await, (request.len() + 1000, counted_head(&head) + 1000));
+    drop(browser);
+    served.abort();
+}
+
+/// An exchange that is cut counts what has moved, once, whoever cuts it.
+#[both_engines]
+async fn cut_exchanges_are_counted_once(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let tunnel = stage.running("hello").await;
+    let half = "GET /half HTTP/1.1\r\nhost: hello.tunnel.localhost\r\n\r\n";
+    let mut browser = stage.browser().await;
+    browser.0.write_all(half.as_bytes()).await.unwrap();
+    let head = read_head(&mut browser.0).await.unwrap();
+    let mut body = Vec::new();
+    let _ = within(20, browser.0.read_to_end(&mut body)).await;
+    assert_eq!(body, b"half!", "of ten bytes");
+    let upload = "POST /echo HTTP/1.1\r\nhost: hello.tunnel.localhost\r\ncontent-length: 10\r\n\r\nhalf!";
+    let mut browser = stage.browser().await;
+    browser.0.write_all(upload.as_bytes()).await.unwrap();
+    let expected = (half.len() + upload.len(), counted_head(&head) + body.len());
+    stage.host.until_found(async || (stage.counted(tunnel).await == expected).then_some(())).await;
+    drop(browser);
+    let ongoing = async || stage.host.metric(r#"culvert_node_visitors{kind="http"}"#).await;
+    stage.host.until_found(async || ongoing().await.filter(|ongoing| *ongoing == 0.0)).await;
+    assert_eq!(stage.counted(tunnel).await, expected);
 }
 
 /// A tunnel whose owner asks for HTTPS is no longer served in the clear.

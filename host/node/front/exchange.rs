@@ -121,7 +121,10 @@ async fn admit(
     if let Some(expected) = &found.route.basic_auth {
         let checked = front.basic_auth.check(found.route.tunnel_id, expected, ip, request.headers_mut()).await;
         front.shared.counts.count(Counted::BasicAuth, if checked.is_ok() { "passed" } else { "refused" });
-        checked?;
+        checked.map_err(|page| match page {
+            Page::AUTHORIZATION_REQUIRED => OwnAnswer::AuthorizationRequired(name.clone()),
+            page => page.into(),
+        })?;
     }
     Ok(Admitted { name, found, run: ActiveRun::new(run, VisitorKind::Http), admission })
 }

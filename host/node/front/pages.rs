@@ -1,4 +1,5 @@
-//! The node's own answers. None of them names a tunnel, its owner, its device or its local target.
+//! The node's own answers. None of them names a tunnel, its owner, its device or its local target, but by the name that the
+//! visitor has asked for.
 
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
@@ -31,6 +32,8 @@ pub(super) enum OwnAnswer {
     Redirect(String),
     /// What proves a name to an authority.
     Challenge(String),
+    /// A user and a password are asked for, for this name.
+    AuthorizationRequired(String),
 }
 
 impl From<Page> for OwnAnswer {
@@ -46,6 +49,7 @@ impl OwnAnswer {
             Self::Page(page) => page.code,
             Self::Redirect(_) => "to_https",
             Self::Challenge(_) => "acme_challenge",
+            Self::AuthorizationRequired(_) => Page::AUTHORIZATION_REQUIRED.code,
         }
     }
 
@@ -58,6 +62,13 @@ impl OwnAnswer {
                 let mut response = Response::new(full(answer));
                 let kind = HeaderValue::from_static("application/octet-stream");
                 response.headers_mut().insert(CONTENT_TYPE, kind);
+                return response;
+            }
+            Self::AuthorizationRequired(name) => {
+                let mut response = Page::AUTHORIZATION_REQUIRED.response(accepted);
+                // RFC 7617, section 2. The name of a tunnel has no character that a header does not take.
+                let challenge = HeaderValue::try_from(format!("Basic realm=\"{name}\", charset=\"UTF-8\""));
+                response.headers_mut().extend(challenge.ok().map(|challenge| (WWW_AUTHENTICATE, challenge)));
                 return response;
             }
         };
@@ -141,10 +152,6 @@ impl Page {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
         if let Some(seconds) = self.retry_after {
             headers.insert(RETRY_AFTER, seconds.into());
-        }
-        if self == Self::AUTHORIZATION_REQUIRED {
-            let challenge = HeaderValue::from_static("Basic realm=\"tunnel\", charset=\"UTF-8\"");
-            headers.insert(WWW_AUTHENTICATE, challenge);
         }
         response
     }
