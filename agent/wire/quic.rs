@@ -24,6 +24,7 @@ use quinn_proto::HashedConnectionIdGenerator;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::congestion::FloorConfig;
 use crate::{socket, tls};
@@ -40,8 +41,11 @@ const ID_KEY: &[u8] = b"culvert quic ids v1\0";
 pub const REGULAR: VarInt = VarInt::from_u32(0);
 pub const CUT: VarInt = VarInt::from_u32(1);
 
-/// Streams that a node may have open at a time at one agent.
-const VISITS: u32 = 64;
+/// Streams that an agent lets a node open.
+const STREAMS: u32 = 64;
+/// Visits that a node has on one connection at a time. quinn does not tell it of streams that have ended until they are more
+/// than an eighth of those that it may open.
+pub const VISITS: usize = (STREAMS - STREAMS / 8) as usize;
 /// Streams that an agent may open: the one on which it attaches.
 const ATTACHES: VarInt = VarInt::from_u32(1);
 /// Bytes that the other side may send ahead: on one stream, and on all of a connection. They are kept in memory, while a
@@ -51,7 +55,7 @@ pub const CONNECTION_WINDOW: VarInt = VarInt::from_u32(16 << 20);
 /// Bytes that an agent may send ahead before it has attached.
 const UNPROVEN_WINDOW: VarInt = VarInt::from_u32(16 << 10);
 // Streams that nobody reads must not use up what the others need.
-const _: () = assert!(VISITS as u64 * STREAM_WINDOW as u64 <= CONNECTION_WINDOW.into_inner());
+const _: () = assert!(STREAMS as u64 * STREAM_WINDOW as u64 <= CONNECTION_WINDOW.into_inner());
 const KEEP_ALIVE: Duration = Duration::from_secs(3);
 /// Milliseconds without a packet after which a connection is lost. Until then, visitors are given to it.
 const IDLE_TIMEOUT: VarInt = VarInt::from_u32(10_000);
@@ -86,7 +90,7 @@ fn transport(streams: VarInt, window: VarInt) -> Arc<TransportConfig> {
 pub fn client(fingerprint: Vec<u8>) -> Result<ClientConfig, rustls::Error> {
     let crypto = QuicClientConfig::try_from(tls::client(fingerprint, ALPN)?).map_err(unsuited)?;
     let mut config = ClientConfig::new(Arc::new(crypto));
-    config.transport_config(transport(VarInt::from_u32(VISITS), CONNECTION_WINDOW));
+    config.transport_config(transport(VarInt::from_u32(STREAMS), CONNECTION_WINDOW));
     Ok(config)
 }
 
@@ -144,11 +148,18 @@ pub struct QuicStream {
     send: SendStream,
     receive: RecvStream,
     is_ended: bool,
+    /// At the node: its place among the [`VISITS`].
+    _place: Option<OwnedSemaphorePermit>,
 }
 
 impl QuicStream {
     pub fn new((send, receive): (SendStream, RecvStream)) -> Self {
-        Self { send, receive, is_ended: false }
+        Self { send, receive, is_ended: false, _place: None }
+    }
+
+    /// A stream that has a place until it is dropped.
+    pub fn in_place((send, receive): (SendStream, RecvStream), place: OwnedSemaphorePermit) -> Self {
+        Self { send, receive, is_ended: false, _place: Some(place) }
     }
 
     /// Ends both directions, so that what was sent does not look complete.

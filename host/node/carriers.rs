@@ -4,6 +4,7 @@
 
 mod flows;
 mod pool;
+mod quic_streams;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

@@ -9,6 +9,7 @@ mod body;
 pub(crate) mod certificates;
 mod connection;
 mod cut;
+mod destination;
 mod exchange;
 mod exchanges;
 mod forwarded;
@@ -63,7 +64,7 @@ use visitor::VisitorConnection;
 pub(crate) struct Front {
     shared: Arc<Shared>,
     limits: WebLimits,
-    upstreams: Arc<Upstreams>,
+    upstreams: Upstreams,
     basic_auth: BasicAuthCheck,
     tls: TlsFront,
     addresses: Arc<Addresses>,
@@ -84,7 +85,7 @@ impl Front {
         )
         .map_err(io::Error::other)?;
         Ok(Arc::new(Self {
-            upstreams: Arc::new(Upstreams::new(clock.clone(), limits)),
+            upstreams: Upstreams::new(clock.clone(), limits),
             basic_auth: BasicAuthCheck::new(clock)?,
             tls,
             addresses: Addresses::new(limits.connections_per_address),

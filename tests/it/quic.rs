@@ -188,6 +188,28 @@ async fn node_denies_tokens_that_do_not_hold_by_quic(engine: Engine) {
     assert_eq!(Attached::to(&stage, token(&stage)).await.err(), Some(DenialCode::Fenced));
 }
 
+/// Also by a newer connection than the one that they wait for, which has no stream left.
+#[both_engines]
+async fn visitors_who_wait_get_a_stream_of_the_next_connection(engine: Engine) {
+    let stage = Stage::set(engine).await;
+    let until_waits = async |waiting: usize| {
+        let visitors = async || stage.host.metric("culvert_node_visitors{kind=\"tcp\"}").await;
+        stage.host.until_found(async || visitors().await.filter(|visitors| *visitors == waiting as f64)).await
+    };
+    let _visitor = stage.visitor().await;
+    until_waits(1).await;
+    let agent = attach(&stage).await;
+    let mut carried = vec![agent.next().await];
+    let visitors = join_all((0..quic::VISITS).map(|_| stage.visitor())).await;
+    while carried.len() < quic::VISITS {
+        carried.push(agent.next().await);
+    }
+    until_waits(quic::VISITS + 1).await;
+    let newer = attach(&stage).await;
+    newer.next().await;
+    drop(visitors);
+}
+
 /// A hundred is what quinn allows by itself.
 #[both_engines]
 async fn visitors_who_come_at_once_are_served_by_streams(engine: Engine) {

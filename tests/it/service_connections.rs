@@ -1,64 +1,89 @@
 //! Connections to web services, which are kept from one request to the next.
 
+use std::io::ErrorKind;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use culvert::config::Listen;
+use culvert_agent::carrier::TransportChoice;
 use culvert_agent::ipc::{Answer, Request};
 use culvert_test_macros::both_engines;
 use futures_util::future::join_all;
 use insta::{allow_duplicates, assert_snapshot};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::support::api::Api;
 use crate::support::device::{Remote, TestDevice};
 use crate::support::host::{Engine, TestHost, within};
+use crate::support::visitor::{Visitor, echo_service};
 use crate::support::web::{Browser, WebService, outcome, read_chunk, read_head};
 
 const NAME: &str = "hello.tunnel.localhost";
 const IDLE: Duration = Duration::from_secs(5);
 /// More visitors than there are warm connections.
 const BURST: usize = 40;
+/// Visits that a connection of QUIC carries at a time.
+const STREAMS: usize = 56;
 /// How long a service may take to end its direction.
 const END_WITHIN: Duration = Duration::from_secs(15);
 
 const BUSY: &str = r#"culvert_node_carriers{transport="tls",state="busy"}"#;
+/// Bytes with which HTTP/2 begins (RFC 9113, section 3.4).
+const PREFACE: usize = 24;
 const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
 struct Stage {
     host: TestHost,
+    api: Api,
     device: TestDevice,
 }
 
 impl Stage {
     /// An http tunnel to a port.
     async fn set(engine: Engine, port: u16) -> Self {
-        Self::to(engine, port, "none").await
+        Self::to(engine, port, json!({})).await
     }
 
-    /// An http tunnel to a port, whose service is told of its visitors by this protocol.
-    async fn to(engine: Engine, port: u16, proxy_protocol: &str) -> Self {
+    /// An http tunnel to a port, with these fields.
+    async fn to(engine: Engine, port: u16, more: Value) -> Self {
         let host = TestHost::with(engine, |config| config.node.http.upstream_idle_ms = IDLE.as_millis() as u64);
-        Self::on(host.await, port, proxy_protocol).await
+        Self::on(host.await, port, more).await
     }
 
-    async fn on(host: TestHost, port: u16, proxy_protocol: &str) -> Self {
+    async fn on(host: TestHost, port: u16, more: Value) -> Self {
+        Self::by(host, port, more, TransportChoice::Auto).await
+    }
+
+    async fn by(host: TestHost, port: u16, more: Value, choice: TransportChoice) -> Self {
         let ada = host.person("ada").await;
         let api = host.api(&ada.key);
-        let device = host.device(&ada, ada.account_id, Remote::Disabled).await;
-        let tunnel = json!({
-            "protocol": "http", "subdomain": "hello", "local_port": port, "http_ssl_enabled": false,
-            "proxy_protocol": proxy_protocol,
-        });
+        let device = host.device_by(&ada, Remote::Disabled, choice).await;
+        let mut tunnel =
+            json!({"protocol": "http", "subdomain": "hello", "local_port": port, "http_ssl_enabled": false});
+        tunnel.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let tunnel = api.post("/tunnels", tunnel).await.id();
         host.run_tunnel(&api, &device, tunnel).await;
-        Self { host, device }
+        Self { host, api, device }
     }
 
     async fn browser(&self) -> Browser {
         Browser::open(self.host.http_address().await).await
+    }
+
+    /// As many requests at once, each of whose answers has begun.
+    async fn begin_requests(&self, count: usize) -> Vec<Browser> {
+        let begin = format!("POST /stream HTTP/1.1\r\nHost: {NAME}\r\nTransfer-Encoding: chunked\r\n\r\n");
+        let begun = (0..count).map(async |_| {
+            let mut browser = self.browser().await;
+            browser.0.write_all(begin.as_bytes()).await.unwrap();
+            let head = read_head(&mut browser.0).await.unwrap();
+            assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+            browser
+        });
+        within(60, join_all(begun)).await
     }
 
     async fn until_reached_by_quic(&self) {
@@ -79,6 +104,15 @@ impl Stage {
     }
 }
 
+/// Ends the requests that were begun, and waits for the end of the answers.
+async fn end_requests(browsers: &mut [Browser]) {
+    let ended = browsers.iter_mut().map(async |browser| {
+        browser.0.write_all(b"0\r\n\r\n").await.unwrap();
+        assert!(read_chunk(&mut browser.0).await.is_empty());
+    });
+    within(60, join_all(ended)).await;
+}
+
 /// The next connection to a service that brings a request.
 async fn next_request(listener: &TcpListener) -> TcpStream {
     loop {
@@ -96,20 +130,9 @@ async fn next_request(listener: &TcpListener) -> TcpStream {
 async fn requests_after_a_burst_go_by_tls(engine: Engine) {
     let stage = Stage::set(engine, WebService::start().await.port).await;
     stage.until_reached_by_quic().await;
-    let mut browsers = join_all((0..BURST).map(|_| stage.browser())).await;
-    let begin = format!("POST /stream HTTP/1.1\r\nHost: {NAME}\r\nTransfer-Encoding: chunked\r\n\r\n");
-    let begun = browsers.iter_mut().map(async |browser| {
-        browser.0.write_all(begin.as_bytes()).await.unwrap();
-        read_head(&mut browser.0).await.unwrap()
-    });
-    let heads = within(60, join_all(begun)).await;
-    assert!(heads.iter().all(|head| head.starts_with("HTTP/1.1 200")), "{heads:?}");
+    let mut browsers = stage.begin_requests(BURST).await;
     stage.host.until_found(async || (stage.streams().await > 0.0).then_some(())).await;
-    let ended = browsers.iter_mut().map(async |browser| {
-        browser.0.write_all(b"0\r\n\r\n").await.unwrap();
-        assert!(read_chunk(&mut browser.0).await.is_empty());
-    });
-    within(60, join_all(ended)).await;
+    end_requests(&mut browsers).await;
     stage
         .host
         .until_found(async || {
@@ -118,6 +141,36 @@ async fn requests_after_a_burst_go_by_tls(engine: Engine) {
             (stage.streams().await == 0.0).then_some(())
         })
         .await;
+}
+
+/// Connections to a service have all streams of an agent that uses QUIC alone. Idle ones end when visitors wait, and those
+/// that become idle then at once.
+#[both_engines]
+async fn idle_connections_end_for_visitors_who_wait(engine: Engine) {
+    let port = WebService::start().await.port;
+    let stage = Stage::by(TestHost::start(engine).await, port, json!({}), TransportChoice::Quic).await;
+    let echo = json!({"local_port": echo_service().await.port()});
+    let tunnel = stage.api.post("/tunnels", echo).await.id();
+    stage.host.run_tunnel(&stage.api, &stage.device, tunnel).await;
+    let address = stage.host.public(&stage.api, tunnel).await;
+    let mut browsers = stage.begin_requests(STREAMS).await;
+    end_requests(&mut browsers).await;
+    assert_eq!(stage.streams().await, STREAMS as f64, "none is left");
+    let visitor = tokio::spawn(Visitor::from("127.0.1.1", address));
+    let is_served = async || {
+        stage.host.pass(Duration::ZERO).await;
+        visitor.is_finished().then_some(())
+    };
+    stage.host.until_found(is_served).await;
+    let _visitor = visitor.await.unwrap().unwrap();
+    let mut browsers = stage.begin_requests(STREAMS - 1).await;
+    assert_eq!(stage.streams().await, STREAMS as f64, "none is left");
+    let next = tokio::spawn(Visitor::from("127.0.1.1", address));
+    let has_come =
+        async || stage.host.metric(r#"culvert_node_visitors{kind="tcp"}"#).await.filter(|count| *count == 2.0);
+    stage.host.until_found(has_come).await;
+    end_requests(&mut browsers[..1]).await;
+    assert!(within(20, next).await.unwrap().is_some());
 }
 
 /// The service takes no more connections, so that a request cannot leave its stream of QUIC and is answered there.
@@ -186,11 +239,58 @@ async fn idle_connection_ends_regularly(engine: Engine) {
     served.abort();
 }
 
+/// The same by HTTP/2.
+#[both_engines]
+async fn idle_connection_of_http2_ends_regularly(engine: Engine) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let scheme = json!({"local_scheme": "h2c"});
+    let stage = Stage::to(engine, listener.local_addr().unwrap().port(), scheme).await;
+    let (ended, mut ends) = mpsc::unbounded_channel();
+    let served = tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            // An agent looks whether the service is there.
+            if stream.read_exact(&mut [0; PREFACE]).await.is_ok() {
+                let _ = ended.send(answer_http2(&mut stream).await.map_err(|error| error.kind()));
+            }
+        }
+    });
+    let mut browser = stage.browser().await;
+    stage
+        .host
+        .until_found(async || {
+            assert_eq!(browser.outcome(NAME, "/").await, "200");
+            stage.host.pass(IDLE).await;
+            assert_eq!(within(20, ends.recv()).await.unwrap(), Err(ErrorKind::UnexpectedEof));
+            stage.until_idle().await;
+            stage.host.metric("culvert_node_reuses_total").await.filter(|reuses| *reuses > 0.0)
+        })
+        .await;
+    served.abort();
+}
+
+/// Answers each request on a connection of HTTP/2 by a head alone (RFC 9113, section 4.1), until the connection ends.
+async fn answer_http2(stream: &mut TcpStream) -> std::io::Result<()> {
+    const HEADERS: u8 = 1;
+    // An empty SETTINGS.
+    stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await?;
+    loop {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).await?;
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        stream.read_exact(&mut vec![0; length as usize]).await?;
+        if head[3] == HEADERS {
+            // END_STREAM and END_HEADERS, and `:status: 200` (RFC 7541, appendix A).
+            stream.write_all(&[&[0, 0, 1, HEADERS, 5], &head[5..], &[0x88]].concat()).await?;
+        }
+    }
+}
+
 /// A connection whose service is told who the visitor is ends as well, while the visitor's own goes on.
 #[both_engines]
 async fn idle_connection_for_one_visitor_ends_regularly(engine: Engine) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let stage = Stage::to(engine, listener.local_addr().unwrap().port(), "v1").await;
+    let stage = Stage::to(engine, listener.local_addr().unwrap().port(), json!({"proxy_protocol": "v1"})).await;
     let (ended, mut ends) = mpsc::unbounded_channel();
     let served = tokio::spawn(async move {
         loop {
@@ -217,7 +317,7 @@ async fn only_requests_that_change_nothing_are_sent_again(engine: Engine) {
     let port = listener.local_addr().unwrap().port();
     // On QUIC, requests leave their stream for another connection.
     let host = TestHost::with(engine, |config| config.node.udp_listen = Some(Listen::Off)).await;
-    let stage = Stage::on(host, port, "none").await;
+    let stage = Stage::on(host, port, json!({})).await;
     let seen = Arc::new(Mutex::new(Vec::new()));
     let heard = seen.clone();
     let served = tokio::spawn(async move {

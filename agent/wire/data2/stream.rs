@@ -26,7 +26,7 @@ pub struct VisitStream<S> {
     sent: u64,
     /// How the agent has accepted the visit.
     accepted: Arc<OnceLock<Accepted>>,
-    /// The visitors of whom the agent is told until it has answered.
+    /// The visitors who wait for a connection of the agent. It is told of them until it has answered.
     waiters: Option<Arc<Waiters>>,
     /// Whether the queue is to wait for the next flush: see [`VisitStream::accept`].
     is_held: bool,
@@ -112,6 +112,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> VisitStream<S> {
     /// The node's side: set when the agent accepts the visit.
     pub fn accepted(&self) -> Arc<OnceLock<Accepted>> {
         self.accepted.clone()
+    }
+
+    /// The node's side: the visitors who wait for a connection of the same agent.
+    pub fn waiters(&self) -> Option<&Arc<Waiters>> {
+        self.waiters.as_ref()
     }
 
     /// Waits until the agent has accepted the visit.

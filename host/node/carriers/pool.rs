@@ -14,12 +14,12 @@ use culvert_wire::data2::transport::Transport;
 use culvert_wire::data2::waiters::{Waiter, Waiters};
 use culvert_wire::data2::{MAX_LANES, MAX_WARM};
 use culvert_wire::node::Counted;
-use culvert_wire::quic::{self, QuicStream};
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
-use tokio::sync::oneshot;
+use futures_util::future::{BoxFuture, OptionFuture};
+use tokio::sync::{oneshot, watch};
 
 use super::flows::FlowNumbers;
+use super::quic_streams::QuicStreams;
 use crate::counts::Counts;
 use crate::lock;
 
@@ -45,6 +45,8 @@ pub(crate) struct Pool<J> {
     flows: FlowNumbers,
     closes: CloseLimit,
     waiters: Arc<Waiters>,
+    /// Opens a stream at once where no connection is warm.
+    quic: watch::Sender<Option<QuicStreams>>,
 }
 
 struct State<J> {
@@ -52,16 +54,14 @@ struct State<J> {
     warm: BTreeMap<u64, oneshot::Sender<J>>,
     next: u64,
     waiting: VecDeque<oneshot::Sender<Carrier>>,
-    /// Opens a stream at once where no connection is warm.
-    quic: Option<quinn::Connection>,
 }
 
 impl<J: Job> Pool<J> {
     pub(super) fn new(counts: Arc<Counts>, clock: Clock) -> Arc<Self> {
-        let state = State { warm: BTreeMap::new(), next: 0, waiting: VecDeque::new(), quic: None };
+        let state = State { warm: BTreeMap::new(), next: 0, waiting: VecDeque::new() };
         let (flows, closes) = (FlowNumbers::default(), CloseLimit::new(clock));
         let (state, lanes, waiters) = (Mutex::new(state), Mutex::default(), Arc::default());
-        Arc::new(Self { counts, state, lanes, flows, closes, waiters })
+        Arc::new(Self { counts, state, lanes, flows, closes, waiters, quic: watch::Sender::default() })
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -82,21 +82,15 @@ impl<J: Job> Pool<J> {
     pub(crate) fn offer(&self, job: J) -> Result<(), (J, NextCarrier)> {
         let mut state = lock(&self.state);
         let Err(job) = self.give_to_warm(&mut state, job) else { return Ok(()) };
-        // Where as many streams are open as may be, there is none at once.
-        match state.quic.as_ref().and_then(|connection| connection.open_bi().now_or_never()) {
-            Some(Ok(stream)) => {
-                tokio::spawn(job.run(Connection::single(Transport::Quic(QuicStream::new(stream)))));
-                return Ok(());
-            }
-            Some(Err(error)) => tracing::debug!(%error, "a connection of QUIC has ended"),
-            None => {}
+        if let Some(stream) = self.quic.borrow().as_ref().and_then(QuicStreams::open_now) {
+            tokio::spawn(job.run(stream));
+            return Ok(());
         }
         let (sender, next) = oneshot::channel();
         state.waiting.retain(|waiting| !waiting.is_closed());
         state.waiting.push_back(sender);
-        let quic = state.quic.clone();
         drop(state);
-        Err((job, next_carrier(next, quic, self.waiters.enter()).boxed()))
+        Err((job, next_carrier(next, self.quic.subscribe(), self.waiters.enter()).boxed()))
     }
 
     /// As [`Pool::offer`], to a warm connection alone.
@@ -160,16 +154,16 @@ impl<J: Job> Pool<J> {
     /// Uses a connection of QUIC from now on, instead of a former one.
     pub(crate) fn use_quic(&self, connection: quinn::Connection) {
         lock(&self.lanes).quic = Some(Lane::quic(connection.clone()));
-        match lock(&self.state).quic.replace(connection) {
-            Some(former) => former.close(quic::REGULAR, b"there is a newer connection"),
+        match self.quic.send_replace(Some(QuicStreams::new(connection))) {
+            Some(former) => former.close(b"there is a newer connection"),
             None => self.counts.quic.enter(),
         }
     }
 
     /// Forgets a connection of QUIC that has ended.
     pub(crate) fn lose_quic(&self, connection: &quinn::Connection) {
-        let lost = lock(&self.state).quic.take_if(|known| known.stable_id() == connection.stable_id());
-        if lost.is_some() {
+        let lose = |quic: &mut Option<QuicStreams>| quic.take_if(|known| known.are_of(connection)).is_some();
+        if self.quic.send_if_modified(lose) {
             lock(&self.lanes).quic = None;
             self.counts.quic.leave();
         }
@@ -199,22 +193,27 @@ impl<J: Job> Pool<J> {
     }
 }
 
-/// The next connection, or a stream of QUIC as soon as one more may be open.
+/// The next connection, or a stream of QUIC as soon as one more may be open, also by a connection of QUIC that comes later.
 async fn next_carrier(
     warm: oneshot::Receiver<Carrier>,
-    quic: Option<quinn::Connection>,
+    mut quic: watch::Receiver<Option<QuicStreams>>,
     _waiter: Waiter,
 ) -> Option<Carrier> {
     let stream = async {
-        match quic {
-            Some(connection) => connection.open_bi().await.ok(),
-            None => None,
+        loop {
+            let streams = quic.borrow_and_update().clone();
+            let opened = async { OptionFuture::from(streams.as_ref().map(QuicStreams::open)).await.flatten() };
+            tokio::select! {
+                biased;
+                changed = quic.changed() => changed.ok()?,
+                Some(stream) = opened => return Some(stream),
+            }
         }
     };
     tokio::select! {
         biased;
         carrier = warm => carrier.ok(),
-        Some(stream) = stream => Some(Connection::single(Transport::Quic(QuicStream::new(stream)))),
+        Some(stream) = stream => Some(stream),
     }
 }
 
@@ -253,9 +252,9 @@ impl<J> Drop for Pool<J> {
         lock(&self.lanes).tls.iter().for_each(|lane| lane.close());
         let state = lock(&self.state);
         self.counts.warm.leave_all(state.warm.len());
-        if let Some(connection) = &state.quic {
+        if let Some(quic) = &*self.quic.borrow() {
             self.counts.quic.leave();
-            connection.close(quic::REGULAR, b"the device runs no tunnel here");
+            quic.close(b"the device runs no tunnel here");
         }
     }
 }

@@ -19,6 +19,7 @@ use super::activity::Activity;
 use super::authority::name_of;
 use super::body::{Body, Observer, PassedBody};
 use super::cut::CutBody;
+use super::destination::Destination;
 use super::exchanges::OpenExchange;
 use super::http_version::HttpVersion;
 use super::pages::{OwnAnswer, Page};
@@ -26,7 +27,7 @@ use super::peer::Peer;
 use super::phase::{ConnectionPhase, Uploading};
 use super::routes::Found;
 use super::scheme::Scheme;
-use super::upstream::{self, Destination, Upstream};
+use super::upstream::{self, Upstream};
 use super::upstream_pool::{StreamPlace, UpstreamPool};
 use super::upstream_version::UpstreamVersion;
 use super::upstreams::{Sent, Upstreams};
@@ -191,11 +192,13 @@ async fn pass(
         }
         _ => passed.map(Body::new),
     };
-    let (visitor_address, local, names_visitor) = (peer.address, peer.local, route.names_visitors);
-    let destination = Destination { run: &run, port_id, visitor: visitor_address, local, name: &name, names_visitor };
-    let (key, upstreams) = (destination.key(), visitor.upstreams(&front.upstreams, names_visitor));
+    let (local, names_visitor) = (peer.local, route.names_visitors);
+    let pool = visitor.pool(&front.upstreams, names_visitor);
+    let destination =
+        Destination { run: &run, pool, port_id, visitor: peer.address, local, name: &name, names_visitor };
+    let key = destination.key();
     let Sent { response, mut upstream, stream } =
-        send(upstreams, destination, version, passed, &out, &activity).await?;
+        send(&front.upstreams, destination, version, passed, &out, &activity).await?;
     stream.map(|stream| ongoing.stream.set(stream));
     match (response.status(), on_visitor) {
         (StatusCode::SWITCHING_PROTOCOLS, Some(on_visitor)) => {
@@ -216,8 +219,7 @@ async fn pass(
                 upstream.iter_mut().for_each(Upstream::detach);
             }
             let upstream = upstream.filter(|_| is_reusable);
-            let pool = upstreams.pool().clone();
-            let answer = Answer { phase, open: open.take(), ongoing, pool, key, upstream };
+            let answer = Answer { phase, open: open.take(), ongoing, pool: pool.clone(), key, upstream };
             let response = to_visitor(response, activity.clone(), answer);
             Ok(match exchanges {
                 Some(exchanges) => response.map(|body| Body::new(CutBody::new(body, exchanges, out, activity, idle))),

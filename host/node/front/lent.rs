@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use culvert_wire::data2::visit::{Accepted, RefusalCode};
+use culvert_wire::data2::waiters::Waiters;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 
@@ -36,6 +37,7 @@ fn begin(run: &Arc<SessionRelay>, stream: VisitCarrier) -> Begun {
         is_single: stream.is_single(),
         is_ending: AtomicBool::new(false),
         accepted: stream.accepted(),
+        waiters: stream.waiters().cloned(),
         refusal: OnceLock::new(),
         spoken: watch::Sender::new(Spoken::Nothing),
     });
@@ -52,6 +54,8 @@ pub(super) struct Outcome {
     /// Whether the node ends it while nothing is under way.
     pub is_ending: AtomicBool,
     accepted: Arc<OnceLock<Accepted>>,
+    /// The visitors who wait for a connection of the agent.
+    waiters: Option<Arc<Waiters>>,
     refusal: OnceLock<RefusalCode>,
     pub spoken: watch::Sender<Spoken>,
 }
@@ -69,6 +73,11 @@ impl Outcome {
     /// Whether the agent has connected to this target of the run.
     pub(super) fn leads_to(&self, target_version: u64) -> bool {
         self.accepted.get().is_some_and(|accepted| accepted.target_version == target_version)
+    }
+
+    /// Whether visitors wait for its stream of QUIC. Connections of TLS are dialled for them.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.is_single && self.waiters.as_ref().is_some_and(|waiters| waiters.count() > 0)
     }
 
     /// Why the agent has refused the visit.

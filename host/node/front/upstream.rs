@@ -8,7 +8,6 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Waker};
 
 use culvert_wire::clock::Clock;
-use culvert_wire::data2::visit::VisitKind;
 use futures_util::FutureExt as _;
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1};
@@ -18,13 +17,13 @@ use uuid::Uuid;
 
 use super::body::Body;
 use super::lent::Outcome;
-use crate::session::{END_WITHIN, SessionRelay, Visited};
+use crate::session::{END_WITHIN, SessionRelay};
 
 /// The service behind a port of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Service {
-    session_id: Uuid,
-    port_id: Option<Uuid>,
+    pub session_id: Uuid,
+    pub port_id: Option<Uuid>,
     pub target_version: u64,
 }
 
@@ -32,7 +31,7 @@ pub(super) struct Service {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub service: Service,
-    visitor: Option<SocketAddr>,
+    pub visitor: Option<SocketAddr>,
 }
 
 /// A connection of HTTP/1.1 to a service. Whoever waits for its bytes moves them, which saves two changes of tasks with
@@ -98,37 +97,6 @@ impl Upstream {
         if let Some(driver) = driver {
             let clock = clock.clone();
             tokio::spawn(async move { clock.timeout(END_WITHIN, driver).await });
-        }
-    }
-}
-
-/// Whom a connection is for.
-#[derive(Clone, Copy)]
-pub(super) struct Destination<'a> {
-    pub run: &'a Arc<SessionRelay>,
-    pub port_id: Option<Uuid>,
-    pub visitor: SocketAddr,
-    pub local: SocketAddr,
-    pub name: &'a str,
-    /// Whether the service is told who the visitor is.
-    pub names_visitor: bool,
-}
-
-impl Destination<'_> {
-    pub(super) fn key(&self) -> Key {
-        let (session_id, target_version) = (self.run.session_id(), self.run.target_version());
-        let service = Service { session_id, port_id: self.port_id, target_version };
-        Key { service, visitor: self.names_visitor.then_some(self.visitor) }
-    }
-
-    pub(super) fn visited(&self, alpn: Option<&str>) -> Visited {
-        Visited {
-            port_id: self.port_id,
-            visitor: self.visitor,
-            local: self.local,
-            kind: VisitKind::Http,
-            name: Some(self.name.to_owned()),
-            alpn: alpn.map(String::from),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Connections to local services that are kept for the next request of the same port.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -50,6 +51,7 @@ struct Shared {
     used: Moment,
     sender: http2::SendRequest<Body>,
     streams: Arc<Semaphore>,
+    outcome: Arc<Outcome>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -96,7 +98,7 @@ impl UpstreamPool {
     }
 
     /// Keeps a connection of HTTP/2 for other requests as well, if there is none that can take them.
-    pub(super) fn share(&self, key: Key, sender: http2::SendRequest<Body>, outcome: &Outcome) -> FreeStream {
+    pub(super) fn share(&self, key: Key, sender: http2::SendRequest<Body>, outcome: &Arc<Outcome>) -> FreeStream {
         let streams = Arc::new(Semaphore::new(STREAMS));
         // Nobody has the others yet.
         let place = streams.clone().try_acquire_owned().ok();
@@ -105,7 +107,8 @@ impl UpstreamPool {
             && !kept.shared.get(&key).is_some_and(|shared| shared.iter().any(Shared::is_free))
             && let Ok(place) = self.shared_places.clone().try_acquire_owned()
         {
-            let shared = Shared { used: self.clock.moment(), sender: sender.clone(), streams, _place: place };
+            let (used, outcome) = (self.clock.moment(), outcome.clone());
+            let shared = Shared { used, sender: sender.clone(), streams, outcome, _place: place };
             kept.shared.entry(key).or_default().push(shared);
         }
         FreeStream { sender, place }
@@ -127,7 +130,7 @@ impl UpstreamPool {
         }
     }
 
-    /// Keeps a connection for the next request, as soon as its last one has ended.
+    /// Keeps a connection for the next request, as soon as its last one has ended and if no visitor waits for it.
     pub(super) fn give_back(self: &Arc<Self>, key: Key, mut upstream: Upstream) {
         if upstream.is_ready() {
             return self.keep(key, upstream);
@@ -142,6 +145,7 @@ impl UpstreamPool {
 
     fn keep(&self, key: Key, upstream: Upstream) {
         if upstream.outcome.leads_to(key.service.target_version)
+            && !upstream.outcome.is_wanted()
             && let Ok(place) = self.idle_places.clone().try_acquire_owned()
         {
             let idle = Idle { since: self.clock.moment(), upstream, _place: place };
@@ -157,17 +161,24 @@ impl UpstreamPool {
         kept.idle.into_values().flatten().for_each(|idle| idle.upstream.end(&self.clock));
     }
 
-    /// Closes the connections that were not used for a while, and forgets those that have ended.
+    /// Closes the connections that were not used for a while, and idle ones for visitors who wait. Forgets those that have
+    /// ended.
     pub(super) fn sweep(&self) {
         let now = self.clock.moment();
+        let is_old = |since: Moment| now.since(since) >= self.keep_for;
         let mut kept = lock(&self.kept);
         for idle in kept.idle.values_mut() {
-            let gone = idle.extract_if(.., |idle| now.since(idle.since) >= self.keep_for || !idle.upstream.is_ready());
+            let gone = idle.extract_if(.., |Idle { since, upstream, .. }| {
+                is_old(*since) || !upstream.is_ready() || upstream.outcome.is_wanted()
+            });
             gone.for_each(|idle| idle.upstream.end(&self.clock));
         }
         kept.idle.retain(|_, idle| !idle.is_empty());
         for shared in kept.shared.values_mut() {
-            shared.retain(|shared| now.since(shared.used) < self.keep_for && !shared.sender.is_closed());
+            let gone = shared.extract_if(.., |shared| {
+                is_old(shared.used) || shared.sender.is_closed() || (shared.is_idle() && shared.outcome.is_wanted())
+            });
+            gone.for_each(|shared| shared.outcome.is_ending.store(true, Ordering::Relaxed));
         }
         kept.shared.retain(|_, shared| !shared.is_empty());
         kept.without_h2.retain(|_, since| now.since(*since) < WITHOUT_H2_FOR);
@@ -175,6 +186,10 @@ impl UpstreamPool {
 }
 
 impl Shared {
+    fn is_idle(&self) -> bool {
+        self.streams.available_permits() == STREAMS
+    }
+
     fn is_free(&self) -> bool {
         !self.sender.is_closed() && self.streams.available_permits() > 0
     }

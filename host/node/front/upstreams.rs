@@ -11,13 +11,14 @@ use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 
 use super::body::Body;
+use super::destination::Destination;
 use super::headers;
 use super::lent::{Begun, Lent, Outcome, Spoken, lend, lend_warm};
 use super::limits::WebLimits;
 use super::pages::Page;
 use super::scheme::Scheme;
 use super::timer::ClockTimer;
-use super::upstream::{Destination, Driver, Upstream, driver};
+use super::upstream::{Driver, Upstream, driver};
 use super::upstream_pool::{FreeStream, Known, StreamPlace, UpstreamPool};
 use super::upstream_version::UpstreamVersion;
 use crate::lock;
@@ -36,7 +37,7 @@ const MOVED_WITHIN: Duration = Duration::from_secs(3);
 pub(crate) struct Upstreams {
     clock: Clock,
     limits: WebLimits,
-    pool: Arc<UpstreamPool>,
+    common: Arc<UpstreamPool>,
     /// The pools of visitors' connections whose services are told who the visitor is.
     of_visitors: Mutex<Vec<Weak<UpstreamPool>>>,
 }
@@ -74,25 +75,25 @@ impl From<Known> for Found {
 
 impl Upstreams {
     pub(crate) fn new(clock: Clock, limits: WebLimits) -> Self {
-        let pool = Arc::new(UpstreamPool::new(clock.clone(), limits));
-        Self { clock, limits, pool, of_visitors: Mutex::default() }
+        let common = Arc::new(UpstreamPool::new(clock.clone(), limits));
+        Self { clock, limits, common, of_visitors: Mutex::default() }
     }
 
-    /// Others for one visitor's connection, with connections of their own.
-    pub(super) fn of_visitor(&self) -> Arc<Self> {
-        let pool = Arc::new(self.pool.beside());
+    /// The pool for the requests of all visitors.
+    pub(super) fn common(&self) -> &Arc<UpstreamPool> {
+        &self.common
+    }
+
+    /// A new pool, for one visitor's connection.
+    pub(super) fn of_visitor(&self) -> Arc<UpstreamPool> {
+        let pool = Arc::new(self.common.beside());
         lock(&self.of_visitors).push(Arc::downgrade(&pool));
-        Arc::new(Self { clock: self.clock.clone(), limits: self.limits, pool, of_visitors: Mutex::default() })
+        pool
     }
 
-    /// Where connections are kept.
-    pub(super) fn pool(&self) -> &Arc<UpstreamPool> {
-        &self.pool
-    }
-
-    /// Closes the connections that were not used for a while.
+    /// Closes the connections that were not used for a while, and idle ones for visitors who wait.
     pub(crate) fn sweep(&self) {
-        self.pool.sweep();
+        self.common.sweep();
         lock(&self.of_visitors).retain(|pool| pool.upgrade().inspect(|pool| pool.sweep()).is_some());
     }
 
@@ -125,7 +126,7 @@ impl Upstreams {
 
     /// A connection to a service that chooses a protocol.
     async fn by_choice(&self, destination: Destination<'_>) -> Result<Found, Page> {
-        if let Some(known) = self.pool.known(destination.key()) {
+        if let Some(known) = destination.pool.known(destination.key()) {
             return Ok(known.into());
         }
         let (mut lent, outcome) = lend(destination.run, destination.visited(Some(H2))).await?;
@@ -133,10 +134,10 @@ impl Upstreams {
         match chosen {
             Ok(Ok(())) if outcome.has_chosen(H2) => {
                 let sender = self.handshake_http2(destination, lent).await?;
-                Ok(Found::Http2(self.pool.share(destination.key(), sender, &outcome)))
+                Ok(Found::Http2(destination.pool.share(destination.key(), sender, &outcome)))
             }
             Ok(Ok(())) => {
-                self.pool.note_http1(destination.key(), &outcome);
+                destination.pool.note_http1(destination.key(), &outcome);
                 Ok(Found::Http1(Some(Box::new((lent, outcome)))))
             }
             Ok(Err(_)) => Err(outcome.refusal().map_or(Page::CONNECTION_LOST, refused)),
@@ -163,7 +164,7 @@ impl Upstreams {
 
     /// A connection to a service that may speak HTTP/2.
     async fn by_prior_knowledge(&self, destination: Destination<'_>) -> Result<Found, Page> {
-        if let Some(known) = self.pool.known(destination.key()) {
+        if let Some(known) = destination.pool.known(destination.key()) {
             return Ok(known.into());
         }
         let (lent, outcome) = lend(destination.run, destination.visited(None)).await?;
@@ -181,9 +182,9 @@ impl Upstreams {
             Err(_) => return Err(Page::DEVICE_TIMEOUT),
         };
         match spoken {
-            Spoken::Other => Ok(Found::Http2(self.pool.share(destination.key(), sender, &outcome))),
+            Spoken::Other => Ok(Found::Http2(destination.pool.share(destination.key(), sender, &outcome))),
             Spoken::Http1 => {
-                self.pool.note_http1(destination.key(), &outcome);
+                destination.pool.note_http1(destination.key(), &outcome);
                 Ok(Found::Http1(None))
             }
             Spoken::Nothing | Spoken::End => Err(Page::CONNECTION_LOST),
@@ -197,7 +198,7 @@ impl Upstreams {
         mut request: Request<Body>,
     ) -> Result<(Response<Incoming>, Upstream), Page> {
         if begun.is_none()
-            && let Some(mut used) = self.pool.take(destination.key())
+            && let Some(mut used) = destination.pool.take(destination.key())
         {
             // A service may close an idle connection at any time. Then a request that changes nothing (RFC 9110, section
             // 9.2.1) and has no body is sent once more.

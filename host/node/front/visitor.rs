@@ -8,6 +8,7 @@ use super::forwarded::Forwarded;
 use super::http_version::HttpVersion;
 use super::peer::Peer;
 use super::phase::ConnectionPhase;
+use super::upstream_pool::UpstreamPool;
 use super::upstreams::Upstreams;
 use crate::addresses::Entry;
 use crate::lock;
@@ -21,22 +22,22 @@ pub(super) struct VisitorConnection {
     /// `None` for a trusted proxy, which is not counted.
     pub _entry: Option<Entry>,
     /// Connections to services that are told who this visitor is. They end with the visitor's.
-    own_upstreams: OnceLock<Arc<Upstreams>>,
+    own_pool: OnceLock<Arc<UpstreamPool>>,
     /// Those of the last request.
     forwarded: Mutex<Option<Arc<Forwarded>>>,
 }
 
 impl Drop for VisitorConnection {
     fn drop(&mut self) {
-        if let Some(own) = self.own_upstreams.get() {
-            own.pool().end_all();
+        if let Some(own) = self.own_pool.get() {
+            own.end_all();
         }
     }
 }
 
 impl VisitorConnection {
     pub(super) fn new(peer: Peer, shown: Option<Arc<Held>>, version: HttpVersion, entry: Option<Entry>) -> Self {
-        Self { peer, shown, version, _entry: entry, own_upstreams: OnceLock::new(), forwarded: Mutex::default() }
+        Self { peer, shown, version, _entry: entry, own_pool: OnceLock::new(), forwarded: Mutex::default() }
     }
 
     /// The headers by which a service learns whom a request for a name is from.
@@ -49,8 +50,8 @@ impl VisitorConnection {
     }
 
     /// Where connections to services are kept.
-    pub(super) fn upstreams<'a>(&'a self, common: &'a Arc<Upstreams>, names_visitors: bool) -> &'a Arc<Upstreams> {
-        if names_visitors { self.own_upstreams.get_or_init(|| common.of_visitor()) } else { common }
+    pub(super) fn pool<'a>(&'a self, upstreams: &'a Upstreams, names_visitors: bool) -> &'a Arc<UpstreamPool> {
+        if names_visitors { self.own_pool.get_or_init(|| upstreams.of_visitor()) } else { upstreams.common() }
     }
 
     /// The phase of a connection of HTTP/1.1.
