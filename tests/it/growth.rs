@@ -126,6 +126,7 @@ const LEVELS: i64 = 8;
 #[tokio::test]
 async fn blocks_that_are_read_do_not_grow_with_what_others_have() {
     let (small, large) = walked(Engine::Postgres).await;
+    assert!(small.measured()["GET /tunnels"].reads().blocks > 0, "blocks are not counted");
     let mut grown = String::new();
     for (what, few) in small.measured() {
         let (few, many) = (few.reads(), large.measured()[what].reads());
