@@ -13,6 +13,7 @@ use culvert_service::{catalog, sessions};
 use culvert_store::catalog::NodeRegistration;
 use culvert_test_macros::both_engines;
 use culvert_wire::control::Capability;
+use futures_util::future::join_all;
 use futures_util::{SinkExt, StreamExt};
 use insta::{allow_duplicates, assert_snapshot};
 use serde_json::{Value, json};
@@ -243,6 +244,12 @@ async fn basic_auth_is_asked_before_anything_reaches_the_device(engine: Engine) 
         assert_eq!(outcome(&head), "200");
         assert!(!String::from_utf8(body).unwrap().to_lowercase().contains("authorization"), "it is not the service's");
     }
+    // Whoever asks for more at once than may be guessed has guessed nothing.
+    let change = json!({"http_basic_auth_password": "battery staple"});
+    assert_eq!(stage.api.patch(&format!("/tunnels/{tunnel}"), change).await.outcome(), "200");
+    let mut others = join_all((0..30).map(|_| stage.browser())).await;
+    let heads = join_all(others.iter_mut().map(async |browser| asked(browser, "battery staple").await.0)).await;
+    assert_eq!(heads.iter().map(|head| outcome(head)).collect::<Vec<_>>(), vec!["200"; 30]);
     let change = json!({"http_basic_auth_password": "another one"});
     assert_eq!(stage.api.patch(&format!("/tunnels/{tunnel}"), change).await.outcome(), "200");
     assert_eq!(outcome(&asked(&mut browser, "correct horse").await.0), "401 authorization_required");

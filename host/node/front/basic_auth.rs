@@ -19,7 +19,7 @@ use hyper::header::{AUTHORIZATION, HeaderMap};
 use sha2::Sha256;
 use uuid::Uuid;
 
-use super::hasher::{Busy, Hasher};
+use super::hasher::{Busy, Digest, Hasher};
 use super::pages::Page;
 use crate::lock;
 
@@ -37,7 +37,7 @@ pub(crate) struct BasicAuthCheck {
     clock: Clock,
     /// What is remembered is keyed by it, so that no password can be read from memory.
     key: [u8; 32],
-    known: Mutex<HashMap<[u8; 32], Moment>>,
+    known: Mutex<HashMap<Digest, Moment>>,
     guesses: Mutex<HashMap<(Uuid, IpAddr), Guesses>>,
     hasher: Hasher,
 }
@@ -78,34 +78,63 @@ impl BasicAuthCheck {
         let digest = given.as_ref().map(|given| self.digest(tunnel_id, expected, given));
         let now = self.clock.moment();
         if !digest.is_some_and(|digest| self.is_known(&digest, now)) {
-            let guesser = (tunnel_id, prefix(visitor));
-            if self.guesses(guesser, now) >= GUESSES {
-                return Err(Page::TOO_MANY_ATTEMPTS);
+            let given = given.zip(digest);
+            let under_way = given.as_ref().and_then(|given| Some((given, self.hasher.under_way(&given.1)?)));
+            match under_way {
+                // The same at the same time is one guess.
+                Some((((user, _), digest), check)) => self.judge(expected, user, *digest, check.await)?,
+                None => self.guess((tunnel_id, prefix(visitor)), expected, given).await?,
             }
-            // It counts as wrong until it is right: whoever goes away before has guessed, too.
-            self.count_guess(guesser, now);
-            let ((user, password), digest) = given.zip(digest).ok_or(Page::AUTHORIZATION_REQUIRED)?;
-            // A wrong user takes as long as a wrong password.
-            match self.hasher.check(password, expected.password_hash.clone()).await {
-                Ok(true) if user == expected.user.as_bytes() => self.remember(digest, now),
-                Ok(_) => return Err(Page::AUTHORIZATION_REQUIRED),
-                Err(Busy) => {
-                    self.take_back_guess(guesser);
-                    return Err(Page::NODE_BUSY);
-                }
-            }
-            self.take_back_guess(guesser);
         }
         headers.remove(AUTHORIZATION);
         Ok(())
     }
 
-    fn is_known(&self, digest: &[u8; 32], now: Moment) -> bool {
+    async fn guess(
+        &self,
+        guesser: (Uuid, IpAddr),
+        expected: &BasicAuth,
+        given: Option<(Credentials, Digest)>,
+    ) -> Result<(), Page> {
+        let now = self.clock.moment();
+        if self.guesses(guesser, now) >= GUESSES {
+            return Err(Page::TOO_MANY_ATTEMPTS);
+        }
+        // It counts as wrong until it is right: whoever goes away before has guessed, too.
+        self.count_guess(guesser, now);
+        let ((user, password), digest) = given.ok_or(Page::AUTHORIZATION_REQUIRED)?;
+        let checked = self.hasher.check(digest, password, expected.password_hash.clone()).await;
+        let judged = self.judge(expected, &user, digest, checked);
+        if judged != Err(Page::AUTHORIZATION_REQUIRED) {
+            self.take_back_guess(guesser);
+        }
+        judged
+    }
+
+    /// A wrong user takes as long as a wrong password.
+    fn judge(
+        &self,
+        expected: &BasicAuth,
+        user: &[u8],
+        digest: Digest,
+        checked: Result<bool, Busy>,
+    ) -> Result<(), Page> {
+        match checked {
+            Ok(true) if user == expected.user.as_bytes() => {
+                self.remember(digest, self.clock.moment());
+                Ok(())
+            }
+            Ok(_) => Err(Page::AUTHORIZATION_REQUIRED),
+            Err(Busy) => Err(Page::NODE_BUSY),
+        }
+    }
+
+    fn is_known(&self, digest: &Digest, now: Moment) -> bool {
         lock(&self.known).get(digest).is_some_and(|known| now.since(*known) < KNOWN_FOR)
     }
 
     /// The stored hash is part of it: with another password, nothing is known.
-    fn digest(&self, tunnel_id: Uuid, expected: &BasicAuth, (user, password): &Credentials) -> [u8; 32] {
+    fn digest(&self, tunnel_id: Uuid, expected: &BasicAuth, (user, password): &Credentials) -> Digest {
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.key).expect("a key of any length will do");
         let expected = [tunnel_id.as_bytes(), expected.user.as_bytes(), expected.password_hash.as_bytes()];
         for part in expected.into_iter().chain([&user[..], password]) {
@@ -115,7 +144,7 @@ impl BasicAuthCheck {
         mac.finalize().into_bytes().into()
     }
 
-    fn remember(&self, digest: [u8; 32], now: Moment) {
+    fn remember(&self, digest: Digest, now: Moment) {
         let mut known = lock(&self.known);
         if known.len() >= MOST_KNOWN {
             known.retain(|_, since| now.since(*since) < KNOWN_FOR);
@@ -170,6 +199,7 @@ fn credentials(header: &[u8]) -> Option<Credentials> {
 mod tests {
     use argon2::{Argon2, PasswordHasher};
     use chrono::DateTime;
+    use futures_util::future::join_all;
     use hyper::header::HeaderValue;
 
     use super::*;
@@ -200,6 +230,12 @@ mod tests {
         let value = format!("bAsIc   {} ", STANDARD.encode("ada:right"));
         let mut given = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::try_from(value).unwrap())]);
         assert_eq!(check.check(tunnel, &expected, here, &mut given).await, Ok(()));
+        // All at once are one check.
+        let (anew, from) = (Uuid::from_u128(2), [10, 0, 0, 3].into());
+        for (given, answer) in [("ada:wrong", Err(Page::AUTHORIZATION_REQUIRED)), ("ada:right", Ok(()))] {
+            let checks = (0..50).map(|_| async { check.check(anew, &expected, from, &mut header(given)).await });
+            assert_eq!(join_all(checks).await, vec![answer; 50], "{given}");
+        }
         clock.advance(GUESSES_WITHIN);
         let refused = check.check(tunnel, &expected, here, &mut header("ada:wrong")).await;
         assert_eq!(refused, Err(Page::AUTHORIZATION_REQUIRED));
