@@ -4,9 +4,10 @@
 //! limited for each address.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::io;
 use std::net::IpAddr;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -14,18 +15,21 @@ use base64::engine::general_purpose::STANDARD;
 use culvert_wire::client_network::prefix;
 use culvert_wire::clock::{Clock, Moment};
 use culvert_wire::node::BasicAuth;
+use futures_util::FutureExt;
+use futures_util::future::Shared;
 use hmac::{Hmac, KeyInit, Mac};
 use hyper::header::{AUTHORIZATION, HeaderMap};
 use sha2::Sha256;
+use tokio::sync::oneshot;
 use uuid::Uuid;
 
-use super::hasher::{Busy, Digest, Hasher};
+use super::hasher::{Check, Hasher};
 use super::pages::Page;
 use crate::lock;
 
 /// How long a right password is remembered.
 const KNOWN_FOR: Duration = Duration::from_mins(5);
-/// Right passwords that are remembered, at most.
+/// Right passwords that are remembered, at most, and addresses that they came from.
 const MOST_KNOWN: usize = 10_000;
 /// Wrong passwords for one tunnel from one address (IPv6: a /64) in a minute.
 const GUESSES: u32 = 10;
@@ -34,13 +38,31 @@ const GUESSES_WITHIN: Duration = Duration::from_mins(1);
 const MOST_GUESSERS: usize = 100_000;
 
 pub(crate) struct BasicAuthCheck {
-    clock: Clock,
     /// What is remembered is keyed by it, so that no password can be read from memory.
     key: [u8; 32],
-    known: Mutex<HashMap<Digest, Moment>>,
-    guesses: Mutex<HashMap<(Uuid, IpAddr), Guesses>>,
     hasher: Hasher,
+    memory: Arc<Memory>,
 }
+
+/// What is known of passwords and of those who guess.
+struct Memory {
+    clock: Clock,
+    right: Mutex<HashMap<Digest, Moment>>,
+    /// Who came with them.
+    let_in: Mutex<HashMap<(Digest, IpAddr), Moment>>,
+    /// Checks that have not ended. Whoever comes with the same waits for the same answer: it is one guess.
+    under_way: Mutex<HashMap<Digest, Answer>>,
+    guesses: Mutex<HashMap<Guesser, Guesses>>,
+}
+
+/// Tells apart users and passwords of tunnels.
+type Digest = [u8; 32];
+
+/// Whether a user and a password are right.
+type Answer = Shared<oneshot::Receiver<bool>>;
+
+/// A tunnel and an address.
+type Guesser = (Uuid, IpAddr);
 
 struct Guesses {
     count: u32,
@@ -52,13 +74,15 @@ impl BasicAuthCheck {
     ///
     /// Where the operating system gives no thread for hashes.
     pub(crate) fn new(clock: Clock) -> io::Result<Self> {
-        Ok(Self {
-            key: clock.random(),
+        let key = clock.random();
+        let memory = Memory {
             clock,
-            known: Mutex::default(),
+            right: Mutex::default(),
+            let_in: Mutex::default(),
+            under_way: Mutex::default(),
             guesses: Mutex::default(),
-            hasher: Hasher::start()?,
-        })
+        };
+        Ok(Self { key, hasher: Hasher::start()?, memory: Arc::new(memory) })
     }
 
     /// Checks the header of a request, and takes it off if it is right: it is not the service's.
@@ -74,63 +98,62 @@ impl BasicAuthCheck {
         headers: &mut HeaderMap,
     ) -> Result<(), Page> {
         let given = headers.get(AUTHORIZATION).ok_or(Page::AUTHORIZATION_REQUIRED)?;
-        let given = credentials(given.as_bytes());
-        let digest = given.as_ref().map(|given| self.digest(tunnel_id, expected, given));
-        let now = self.clock.moment();
-        if !digest.is_some_and(|digest| self.is_known(&digest, now)) {
-            let given = given.zip(digest);
-            let under_way = given.as_ref().and_then(|given| Some((given, self.hasher.under_way(&given.1)?)));
-            match under_way {
-                // The same at the same time is one guess.
-                Some((((user, _), digest), check)) => self.judge(expected, user, *digest, check.await)?,
-                None => self.guess((tunnel_id, prefix(visitor)), expected, given).await?,
+        let guesser = (tunnel_id, prefix(visitor));
+        let Some(given) = credentials(given.as_bytes()) else {
+            self.memory.count_guess(guesser)?;
+            return Err(Page::AUTHORIZATION_REQUIRED);
+        };
+        let digest = self.digest(tunnel_id, expected, &given);
+        if !self.memory.has_let_in(digest, guesser.1) {
+            // What is right is not told to somebody who guesses too often.
+            if !self.memory.may_guess(guesser) {
+                return Err(Page::TOO_MANY_ATTEMPTS);
+            }
+            if let Some(answer) = self.guess(guesser, expected, given, digest)? {
+                match answer.await {
+                    Ok(true) => {}
+                    Ok(false) => return Err(Page::AUTHORIZATION_REQUIRED),
+                    Err(_) => return Err(Page::NODE_BUSY),
+                }
             }
         }
         headers.remove(AUTHORIZATION);
         Ok(())
     }
 
-    async fn guess(
+    /// Begins a check, or joins the same one; `None` if it is known that they are right.
+    fn guess(
         &self,
-        guesser: (Uuid, IpAddr),
+        guesser: Guesser,
         expected: &BasicAuth,
-        given: Option<(Credentials, Digest)>,
-    ) -> Result<(), Page> {
-        let now = self.clock.moment();
-        if self.guesses(guesser, now) >= GUESSES {
-            return Err(Page::TOO_MANY_ATTEMPTS);
-        }
-        // It counts as wrong until it is right: whoever goes away before has guessed, too.
-        self.count_guess(guesser, now);
-        let ((user, password), digest) = given.ok_or(Page::AUTHORIZATION_REQUIRED)?;
-        let checked = self.hasher.check(digest, password, expected.password_hash.clone()).await;
-        let judged = self.judge(expected, &user, digest, checked);
-        if judged != Err(Page::AUTHORIZATION_REQUIRED) {
-            self.take_back_guess(guesser);
-        }
-        judged
-    }
-
-    /// A wrong user takes as long as a wrong password.
-    fn judge(
-        &self,
-        expected: &BasicAuth,
-        user: &[u8],
+        (user, password): Credentials,
         digest: Digest,
-        checked: Result<bool, Busy>,
-    ) -> Result<(), Page> {
-        match checked {
-            Ok(true) if user == expected.user.as_bytes() => {
-                self.remember(digest, self.clock.moment());
-                Ok(())
-            }
-            Ok(_) => Err(Page::AUTHORIZATION_REQUIRED),
-            Err(Busy) => Err(Page::NODE_BUSY),
+    ) -> Result<Option<Answer>, Page> {
+        let mut under_way = lock(&self.memory.under_way);
+        if self.memory.lets_in(digest, guesser.1) {
+            return Ok(None);
         }
-    }
-
-    fn is_known(&self, digest: &Digest, now: Moment) -> bool {
-        lock(&self.known).get(digest).is_some_and(|known| now.since(*known) < KNOWN_FOR)
+        if let Some(answer) = under_way.get(&digest) {
+            return Ok(Some(answer.clone()));
+        }
+        // It counts as wrong until it is right.
+        self.memory.count_guess(guesser)?;
+        let (ended, answer) = oneshot::channel();
+        let (memory, is_user) = (self.memory.clone(), user == expected.user.as_bytes());
+        // A wrong user takes as long as a wrong password.
+        let done = Box::new(move |is_password| {
+            let is_right = is_password && is_user;
+            memory.conclude(digest, guesser, is_right);
+            // Whoever has asked may have gone.
+            let _ = ended.send(is_right);
+        });
+        if self.hasher.check(Check { password, hash: expected.password_hash.clone(), done }).is_err() {
+            self.memory.take_back_guess(guesser);
+            return Err(Page::NODE_BUSY);
+        }
+        let answer = answer.shared();
+        under_way.insert(digest, answer.clone());
+        Ok(Some(answer))
     }
 
     /// The stored hash is part of it: with another password, nothing is known.
@@ -143,42 +166,85 @@ impl BasicAuthCheck {
         }
         mac.finalize().into_bytes().into()
     }
+}
 
-    fn remember(&self, digest: Digest, now: Moment) {
-        let mut known = lock(&self.known);
-        if known.len() >= MOST_KNOWN {
-            known.retain(|_, since| now.since(*since) < KNOWN_FOR);
-        }
-        if known.len() >= MOST_KNOWN {
-            known.clear();
-        }
-        known.insert(digest, now);
+impl Memory {
+    /// Whether an address was let in with them.
+    fn has_let_in(&self, digest: Digest, address: IpAddr) -> bool {
+        lock(&self.let_in).get(&(digest, address)).is_some_and(|since| self.is_known(*since))
     }
 
-    fn guesses(&self, guesser: (Uuid, IpAddr), now: Moment) -> u32 {
-        let guesses = lock(&self.guesses);
-        guesses.get(&guesser).filter(|made| now.since(made.since) < GUESSES_WITHIN).map_or(0, |made| made.count)
+    /// Lets an address in, if they are known to be right.
+    fn lets_in(&self, digest: Digest, address: IpAddr) -> bool {
+        let since = lock(&self.right).get(&digest).copied().filter(|since| self.is_known(*since));
+        if let Some(since) = since {
+            self.remember(&self.let_in, (digest, address), since);
+        }
+        since.is_some()
     }
 
-    fn take_back_guess(&self, guesser: (Uuid, IpAddr)) {
+    fn is_known(&self, since: Moment) -> bool {
+        self.clock.moment().since(since) < KNOWN_FOR
+    }
+
+    fn conclude(&self, digest: Digest, guesser: Guesser, is_right: bool) {
+        if is_right {
+            let now = self.clock.moment();
+            self.remember(&self.right, digest, now);
+            self.remember(&self.let_in, (digest, guesser.1), now);
+            self.take_back_guess(guesser);
+        }
+        lock(&self.under_way).remove(&digest);
+    }
+
+    fn remember<K: Hash + Eq>(&self, known: &Mutex<HashMap<K, Moment>>, what: K, since: Moment) {
+        let mut known = lock(known);
+        make_room(&mut known, MOST_KNOWN, |since| self.is_known(*since));
+        known.insert(what, since);
+    }
+
+    fn may_guess(&self, guesser: Guesser) -> bool {
+        lock(&self.guesses).get(&guesser).is_none_or(|made| made.count < GUESSES || self.is_over(made))
+    }
+
+    /// Counts one more.
+    ///
+    /// # Errors
+    ///
+    /// If there were too many.
+    fn count_guess(&self, guesser: Guesser) -> Result<(), Page> {
+        let mut guesses = lock(&self.guesses);
+        make_room(&mut guesses, MOST_GUESSERS, |made| !self.is_over(made));
+        let none = || Guesses { count: 0, since: self.clock.moment() };
+        let made = guesses.entry(guesser).or_insert_with(none);
+        if self.is_over(made) {
+            *made = none();
+        }
+        if made.count >= GUESSES {
+            return Err(Page::TOO_MANY_ATTEMPTS);
+        }
+        made.count += 1;
+        Ok(())
+    }
+
+    fn is_over(&self, made: &Guesses) -> bool {
+        self.clock.moment().since(made.since) >= GUESSES_WITHIN
+    }
+
+    fn take_back_guess(&self, guesser: Guesser) {
         if let Some(made) = lock(&self.guesses).get_mut(&guesser) {
             made.count = made.count.saturating_sub(1);
         }
     }
+}
 
-    fn count_guess(&self, guesser: (Uuid, IpAddr), now: Moment) {
-        let mut guesses = lock(&self.guesses);
-        if guesses.len() >= MOST_GUESSERS {
-            guesses.retain(|_, made| now.since(made.since) < GUESSES_WITHIN);
-        }
-        if guesses.len() >= MOST_GUESSERS {
-            guesses.clear();
-        }
-        let made = guesses.entry(guesser).or_insert(Guesses { count: 0, since: now });
-        if now.since(made.since) >= GUESSES_WITHIN {
-            *made = Guesses { count: 0, since: now };
-        }
-        made.count += 1;
+/// Forgets what is old where a map is full, or else everything.
+fn make_room<K: Hash + Eq, V>(map: &mut HashMap<K, V>, most: usize, is_new: impl Fn(&V) -> bool) {
+    if map.len() >= most {
+        map.retain(|_, value| is_new(value));
+    }
+    if map.len() >= most {
+        map.clear();
     }
 }
 
@@ -224,12 +290,17 @@ mod tests {
         let mut given = header("ada:right");
         assert_eq!(check.check(tunnel, &expected, there, &mut given).await, Ok(()));
         assert!(given.is_empty(), "it is not the service's");
-        // What was right there is known now, and needs no guess.
-        assert_eq!(check.check(tunnel, &expected, here, &mut header("ada:right")).await, Ok(()));
+        // What was right there is no answer to a guess here.
+        assert_eq!(check.check(tunnel, &expected, here, &mut header("ada:right")).await, Err(Page::TOO_MANY_ATTEMPTS));
+        // Who was let in before stays so, whoever guesses at the same address.
+        for guess in 0..10 {
+            let refused = check.check(tunnel, &expected, there, &mut header(&format!("ada:{guess}"))).await;
+            assert_eq!(refused, Err(Page::AUTHORIZATION_REQUIRED), "{guess}");
+        }
         // However it is written.
         let value = format!("bAsIc   {} ", STANDARD.encode("ada:right"));
         let mut given = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::try_from(value).unwrap())]);
-        assert_eq!(check.check(tunnel, &expected, here, &mut given).await, Ok(()));
+        assert_eq!(check.check(tunnel, &expected, there, &mut given).await, Ok(()));
         // All at once are one check.
         let (anew, from) = (Uuid::from_u128(2), [10, 0, 0, 3].into());
         for (given, answer) in [("ada:wrong", Err(Page::AUTHORIZATION_REQUIRED)), ("ada:right", Ok(()))] {
