@@ -45,6 +45,8 @@ const VISITOR_WAIT: Duration = Duration::from_secs(10);
 pub(crate) const ACCEPT_WITHIN: Duration = Duration::from_secs(15);
 /// How long a connection to a service may take to end.
 pub(crate) const END_WITHIN: Duration = Duration::from_secs(15);
+/// The same on a stream of QUIC, which is not used again and may be what visitors wait for.
+const STREAM_END_WITHIN: Duration = Duration::from_secs(1);
 
 pub(crate) struct SessionRelay {
     assignment: Mutex<Assignment>,

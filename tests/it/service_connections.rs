@@ -1,6 +1,7 @@
 //! Connections to web services, which are kept from one request to the next.
 
 use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -86,6 +87,20 @@ impl Stage {
         within(60, join_all(begun)).await
     }
 
+    /// The address of a tcp tunnel of the same device.
+    async fn echo_tunnel(&self) -> SocketAddr {
+        let echo = json!({"local_port": echo_service().await.port()});
+        let tunnel = self.api.post("/tunnels", echo).await.id();
+        self.host.run_tunnel(&self.api, &self.device, tunnel).await;
+        self.host.public(&self.api, tunnel).await
+    }
+
+    /// Waits until so many visitors of tcp tunnels were let in.
+    async fn until_visitors(&self, count: usize) {
+        let visitors = async || self.host.metric(r#"culvert_node_visitors{kind="tcp"}"#).await;
+        self.host.until_found(async || visitors().await.filter(|visitors| *visitors == count as f64)).await;
+    }
+
     async fn until_reached_by_quic(&self) {
         let transport = async || match self.device.ask(Request::Status).await {
             Ok(Answer::Status(status)) => status.nodes.first().map(|node| node.transport.clone()),
@@ -149,10 +164,7 @@ async fn requests_after_a_burst_go_by_tls(engine: Engine) {
 async fn idle_connections_end_for_visitors_who_wait(engine: Engine) {
     let port = WebService::start().await.port;
     let stage = Stage::by(TestHost::start(engine).await, port, json!({}), TransportChoice::Quic).await;
-    let echo = json!({"local_port": echo_service().await.port()});
-    let tunnel = stage.api.post("/tunnels", echo).await.id();
-    stage.host.run_tunnel(&stage.api, &stage.device, tunnel).await;
-    let address = stage.host.public(&stage.api, tunnel).await;
+    let address = stage.echo_tunnel().await;
     let mut browsers = stage.begin_requests(STREAMS).await;
     end_requests(&mut browsers).await;
     assert_eq!(stage.streams().await, STREAMS as f64, "none is left");
@@ -166,11 +178,44 @@ async fn idle_connections_end_for_visitors_who_wait(engine: Engine) {
     let mut browsers = stage.begin_requests(STREAMS - 1).await;
     assert_eq!(stage.streams().await, STREAMS as f64, "none is left");
     let next = tokio::spawn(Visitor::from("127.0.1.1", address));
-    let has_come =
-        async || stage.host.metric(r#"culvert_node_visitors{kind="tcp"}"#).await.filter(|count| *count == 2.0);
-    stage.host.until_found(has_come).await;
+    stage.until_visitors(2).await;
     end_requests(&mut browsers[..1]).await;
     assert!(within(20, next).await.unwrap().is_some());
+}
+
+/// A stream is free a second after its idle connection has begun to end, whether or not the service ends its direction.
+#[both_engines]
+async fn service_that_does_not_end_keeps_no_visitor_out(engine: Engine) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let stage = Stage::by(TestHost::start(engine).await, port, json!({}), TransportChoice::Quic).await;
+    let address = stage.echo_tunnel().await;
+    let (ended, mut ends) = mpsc::unbounded_channel();
+    let served = tokio::spawn(async move {
+        let mut asking = Vec::new();
+        while asking.len() < STREAMS {
+            asking.push(next_request(&listener).await);
+        }
+        let answered = asking.into_iter().map(async |mut stream| {
+            stream.write_all(ANSWER).await.unwrap();
+            ended.send(stream.read(&mut [0]).await.map_err(|error| error.kind())).unwrap();
+            stream
+        });
+        let _open = join_all(answered).await;
+        std::future::pending::<()>().await;
+    });
+    let mut browsers = join_all((0..STREAMS).map(|_| stage.browser())).await;
+    let asked = browsers.iter_mut().map(async |browser| browser.outcome(NAME, "/").await);
+    assert_eq!(within(60, join_all(asked)).await, vec!["200"; STREAMS]);
+    let visitor = tokio::spawn(Visitor::from("127.0.1.1", address));
+    stage.until_visitors(1).await;
+    stage.host.pass(Duration::ZERO).await;
+    for _ in 0..STREAMS {
+        assert_eq!(within(20, ends.recv()).await.unwrap(), Ok(0));
+    }
+    stage.host.pass(Duration::from_secs(1)).await;
+    assert!(within(20, visitor).await.unwrap().is_some());
+    served.abort();
 }
 
 /// The service takes no more connections, so that a request cannot leave its stream of QUIC and is answered there.

@@ -153,7 +153,8 @@ impl<J: Job> Pool<J> {
 
     /// Uses a connection of QUIC from now on, instead of a former one.
     pub(crate) fn use_quic(&self, connection: quinn::Connection) {
-        lock(&self.lanes).quic = Some(Lane::quic(connection.clone()));
+        let mut lanes = lock(&self.lanes);
+        lanes.quic = Some(Lane::quic(connection.clone()));
         match self.quic.send_replace(Some(QuicStreams::new(connection))) {
             Some(former) => former.close(b"there is a newer connection"),
             None => self.counts.quic.enter(),
@@ -163,8 +164,9 @@ impl<J: Job> Pool<J> {
     /// Forgets a connection of QUIC that has ended.
     pub(crate) fn lose_quic(&self, connection: &quinn::Connection) {
         let lose = |quic: &mut Option<QuicStreams>| quic.take_if(|known| known.are_of(connection)).is_some();
+        let mut lanes = lock(&self.lanes);
         if self.quic.send_if_modified(lose) {
-            lock(&self.lanes).quic = None;
+            lanes.quic = None;
             self.counts.quic.leave();
         }
     }

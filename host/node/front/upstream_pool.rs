@@ -155,10 +155,11 @@ impl UpstreamPool {
         }
     }
 
-    /// Ends the idle connections.
+    /// Ends the connections.
     pub(super) fn end_all(&self) {
         let kept = std::mem::take(&mut *lock(&self.kept));
         kept.idle.into_values().flatten().for_each(|idle| idle.upstream.end(&self.clock));
+        kept.shared.into_values().flatten().for_each(Shared::end);
     }
 
     /// Closes the connections that were not used for a while, and idle ones for visitors who wait. Forgets those that have
@@ -178,7 +179,7 @@ impl UpstreamPool {
             let gone = shared.extract_if(.., |shared| {
                 is_old(shared.used) || shared.sender.is_closed() || (shared.is_idle() && shared.outcome.is_wanted())
             });
-            gone.for_each(|shared| shared.outcome.is_ending.store(true, Ordering::Relaxed));
+            gone.for_each(Shared::end);
         }
         kept.shared.retain(|_, shared| !shared.is_empty());
         kept.without_h2.retain(|_, since| now.since(*since) < WITHOUT_H2_FOR);
@@ -186,6 +187,11 @@ impl UpstreamPool {
 }
 
 impl Shared {
+    /// Ends it with the last of its requests.
+    fn end(self) {
+        self.outcome.is_ending.store(true, Ordering::Relaxed);
+    }
+
     fn is_idle(&self) -> bool {
         self.streams.available_permits() == STREAMS
     }

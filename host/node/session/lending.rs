@@ -7,7 +7,7 @@ use tokio::io::AsyncReadExt;
 use tokio::sync::oneshot;
 use tokio_util::future::FutureExt;
 
-use super::{END_WITHIN, SessionRelay, VISITOR_WAIT, VisitCarrier, Visited, Work};
+use super::{END_WITHIN, STREAM_END_WITHIN, SessionRelay, VISITOR_WAIT, VisitCarrier, Visited, Work};
 use crate::carriers::Carrier;
 
 impl SessionRelay {
@@ -55,7 +55,8 @@ impl SessionRelay {
     pub(crate) fn take_back_ending(self: Arc<Self>, mut stream: VisitCarrier) {
         tokio::spawn(async move {
             let mut byte = [0];
-            let end = self.clock.timeout(END_WITHIN, stream.read(&mut byte));
+            let within = if stream.is_single() { STREAM_END_WITHIN } else { END_WITHIN };
+            let end = self.clock.timeout(within, stream.read(&mut byte));
             // If a byte comes instead, the visit is cut.
             let _ = end.with_cancellation_token(&self.ended).await;
             self.take_back(stream);
