@@ -102,6 +102,8 @@ def use_known_cursor(case):
 def use_our_tunnel(case):
     tunnel = NAMED if "/domain" in case.path else RUNNING
     case.path_parameters["tunnel_id"] = tunnel.id()
+    if tunnel is NAMED and case.method == "DELETE":
+        tunnel.assign()
     if "port_id" in case.path_parameters:
         case.path_parameters["port_id"] = tunnel.port_id()
     if case.meta.generation.mode.is_positive and isinstance(case.body, dict) and "domain" in case.body:
@@ -182,6 +184,10 @@ class Named:
             self.domain = ask("GET", f"/tunnels/{self.tunnel_id}/domain")["cname_target"] + ".example"
             self.verify()
         return self.tunnel_id
+
+    def assign(self):
+        """Gives the tunnel its domain, which can be taken away then."""
+        ask("PUT", f"/tunnels/{self.tunnel_id}/domain", {"domain": self.domain})
 
     def verify(self):
         """Whether the tunnel can have its domain, which is verified then."""
