@@ -192,19 +192,15 @@ async fn node_denies_tokens_that_do_not_hold_by_quic(engine: Engine) {
 #[both_engines]
 async fn visitors_who_wait_get_a_stream_of_the_next_connection(engine: Engine) {
     let stage = Stage::set(engine).await;
-    let until_waits = async |waiting: usize| {
-        let visitors = async || stage.host.metric("culvert_node_visitors{kind=\"tcp\"}").await;
-        stage.host.until_found(async || visitors().await.filter(|visitors| *visitors == waiting as f64)).await
-    };
     let _visitor = stage.visitor().await;
-    until_waits(1).await;
+    stage.host.until_visitors("tcp", 1).await;
     let agent = attach(&stage).await;
     let mut carried = vec![agent.next().await];
     let visitors = join_all((0..quic::VISITS).map(|_| stage.visitor())).await;
     while carried.len() < quic::VISITS {
         carried.push(agent.next().await);
     }
-    until_waits(quic::VISITS + 1).await;
+    stage.host.until_visitors("tcp", quic::VISITS + 1).await;
     let newer = attach(&stage).await;
     newer.next().await;
     drop(visitors);

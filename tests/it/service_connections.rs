@@ -95,12 +95,6 @@ impl Stage {
         self.host.public(&self.api, tunnel).await
     }
 
-    /// Waits until so many visitors of tcp tunnels were let in.
-    async fn until_visitors(&self, count: usize) {
-        let visitors = async || self.host.metric(r#"culvert_node_visitors{kind="tcp"}"#).await;
-        self.host.until_found(async || visitors().await.filter(|visitors| *visitors == count as f64)).await;
-    }
-
     async fn until_reached_by_quic(&self) {
         let transport = async || match self.device.ask(Request::Status).await {
             Ok(Answer::Status(status)) => status.nodes.first().map(|node| node.transport.clone()),
@@ -178,7 +172,7 @@ async fn idle_connections_end_for_visitors_who_wait(engine: Engine) {
     let mut browsers = stage.begin_requests(STREAMS - 1).await;
     assert_eq!(stage.streams().await, STREAMS as f64, "none is left");
     let next = tokio::spawn(Visitor::from("127.0.1.1", address));
-    stage.until_visitors(2).await;
+    stage.host.until_visitors("tcp", 2).await;
     end_requests(&mut browsers[..1]).await;
     assert!(within(20, next).await.unwrap().is_some());
 }
@@ -208,7 +202,7 @@ async fn service_that_does_not_end_keeps_no_visitor_out(engine: Engine) {
     let asked = browsers.iter_mut().map(async |browser| browser.outcome(NAME, "/").await);
     assert_eq!(within(60, join_all(asked)).await, vec!["200"; STREAMS]);
     let visitor = tokio::spawn(Visitor::from("127.0.1.1", address));
-    stage.until_visitors(1).await;
+    stage.host.until_visitors("tcp", 1).await;
     stage.host.pass(Duration::ZERO).await;
     for _ in 0..STREAMS {
         assert_eq!(within(20, ends.recv()).await.unwrap(), Ok(0));

@@ -447,8 +447,7 @@ async fn cut_exchanges_are_counted_once(engine: Engine) {
     let expected = (half.len() + upload.len(), counted_head(&head) + body.len());
     stage.host.until_found(async || (stage.counted(tunnel).await == expected).then_some(())).await;
     drop(browser);
-    let ongoing = async || stage.host.metric(r#"culvert_node_visitors{kind="http"}"#).await;
-    stage.host.until_found(async || ongoing().await.filter(|ongoing| *ongoing == 0.0)).await;
+    stage.host.until_visitors("http", 0).await;
     assert_eq!(stage.counted(tunnel).await, expected);
 }
 
@@ -518,8 +517,7 @@ async fn silent_service_is_given_up_after_idle_timeout(engine: Engine) {
     assert_eq!(outcome(&read_head(&mut stalled.0).await.unwrap()), "200");
     let mut half = [0; 5];
     stalled.0.read_exact(&mut half).await.unwrap();
-    let visitors = async || stage.host.metric(r#"culvert_node_visitors{kind="http"}"#).await;
-    stage.host.until_found(async || visitors().await.filter(|visitors| *visitors == 2.0)).await;
+    stage.host.until_visitors("http", 2).await;
     stage.device.advance_with_leases(&stage.host, tunnel, 30).await;
     assert_eq!(outcome(&within(20, read_head(&mut silent.0)).await.unwrap()), "504 local_target_silent");
     let cut = within(20, stalled.0.read(&mut half)).await;

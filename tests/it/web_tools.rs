@@ -145,8 +145,7 @@ async fn unanswered_requests_of_http2_hold_up_no_other(engine: Engine) {
         browser.0.write_all(half.as_bytes()).await.unwrap();
         open.push(browser);
     }
-    let visitors = async || stage.host.metric(r#"culvert_node_visitors{kind="http"}"#).await;
-    stage.host.until_found(async || visitors().await.filter(|visitors| *visitors == 100.0)).await;
+    stage.host.until_visitors("http", 100).await;
     assert_eq!(within(20, answered()).await, "200");
     for mut browser in open {
         assert_eq!(outcome(&within(20, browser.send("!")).await.0), "200");

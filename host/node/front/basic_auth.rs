@@ -104,7 +104,7 @@ impl BasicAuthCheck {
             return Err(Page::AUTHORIZATION_REQUIRED);
         };
         let digest = self.digest(tunnel_id, expected, &given);
-        if !self.memory.has_let_in(digest, guesser.1) {
+        if !self.memory.was_let_in(digest, guesser.1) {
             // What is right is not told to somebody who guesses too often.
             if !self.memory.may_guess(guesser) {
                 return Err(Page::TOO_MANY_ATTEMPTS);
@@ -130,7 +130,7 @@ impl BasicAuthCheck {
         digest: Digest,
     ) -> Result<Option<Answer>, Page> {
         let mut under_way = lock(&self.memory.under_way);
-        if self.memory.lets_in(digest, guesser.1) {
+        if self.memory.admit(digest, guesser.1) {
             return Ok(None);
         }
         if let Some(answer) = under_way.get(&digest) {
@@ -170,12 +170,12 @@ impl BasicAuthCheck {
 
 impl Memory {
     /// Whether an address was let in with them.
-    fn has_let_in(&self, digest: Digest, address: IpAddr) -> bool {
+    fn was_let_in(&self, digest: Digest, address: IpAddr) -> bool {
         lock(&self.let_in).get(&(digest, address)).is_some_and(|since| self.is_known(*since))
     }
 
     /// Lets an address in, if they are known to be right.
-    fn lets_in(&self, digest: Digest, address: IpAddr) -> bool {
+    fn admit(&self, digest: Digest, address: IpAddr) -> bool {
         let since = lock(&self.right).get(&digest).copied().filter(|since| self.is_known(*since));
         if let Some(since) = since {
             self.remember(&self.let_in, (digest, address), since);

@@ -225,6 +225,13 @@ impl TestHost {
         self.until_seen(async || look().await.ok_or("nothing")).await
     }
 
+    /// Waits until the node serves so many visitors of a kind.
+    pub async fn until_visitors(&self, kind: &str, count: usize) {
+        let name = format!("culvert_node_visitors{{kind=\"{kind}\"}}");
+        let visitors = async || self.metric(&name).await;
+        self.until_found(async || visitors().await.filter(|visitors| *visitors == count as f64)).await;
+    }
+
     /// Waits until something is true that no commit tells of, looking again and again.
     pub async fn until_found<T>(&self, mut look: impl AsyncFnMut() -> Option<T>) -> T {
         let wait = async {
